@@ -1,0 +1,1 @@
+"""Learning algorithms: SFT, advantage estimators, policy-gradient updates, checkpoints."""

@@ -1,0 +1,193 @@
+"""YAML to a validated, frozen pydantic config.
+
+Road: file -> OmegaConf (interpolation, ``key=value`` overrides) -> plain dict -> pydantic (unknown keys are errors with a
+did-you-mean). Every error is a :class:`~rayrl.errors.ConfigError` that names the file and the key.
+
+A field declared with :func:`operational` does not change results (addresses, concurrency, time-outs, paths) and stays
+outside the semantic fingerprint; everything else is inside. Attribute docstrings are the documentation of every key.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+
+from rayrl.errors import ConfigError, did_you_mean
+
+ConfigT = TypeVar("ConfigT", bound=BaseModel)
+
+
+class Section(BaseModel):
+    """Base of all config sections: frozen, strict about unknown keys, documented by attribute docstrings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    def semantic(self) -> dict[str, Any]:
+        """This section as a plain dict without its operational fields (recursively)."""
+        out: dict[str, Any] = {}
+        for name, info in type(self).model_fields.items():
+            if is_operational(info):
+                continue
+            value = getattr(self, name)
+            out[name] = value.semantic() if isinstance(value, Section) else _plain(value)
+        return out
+
+
+def operational(default: Any = ..., **kwargs: Any) -> Any:
+    """A pydantic field that does not change results and so stays out of the fingerprint."""
+    return Field(default, json_schema_extra={"operational": True}, **kwargs)
+
+
+def is_operational(info: FieldInfo) -> bool:
+    """Whether the field was declared with :func:`operational`."""
+    extra = info.json_schema_extra
+    return isinstance(extra, dict) and bool(extra.get("operational"))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+def configs_root() -> Path:
+    """Folder of the shipped configs: the checkout's ``configs/``, or the copy inside an installed package."""
+    package = Path(__file__).resolve().parent
+    for candidate in (package.parent / "configs", package / "_configs"):
+        if (candidate / "prompts").is_dir():
+            return candidate
+    raise ConfigError(
+        f"the shipped configs were not found beside {package}; reinstall rayrl, or give the path of your own config"
+    )
+
+
+def find_config(name: str | Path) -> Path:
+    """Resolve a config: an existing path, else the same name among the shipped configs (``.yaml`` may be left out).
+
+    Raises:
+        ConfigError: nothing there; the message lists near names.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    root = configs_root()
+    relative = Path(*path.parts[1:]) if path.parts[:1] == ("configs",) else path
+    for candidate in (root / relative, root / f"{relative}.yaml"):
+        if candidate.is_file():
+            return candidate
+    known = sorted(str(p.relative_to(root).with_suffix("")) for p in root.rglob("*.yaml"))
+    hint = did_you_mean(str(relative.with_suffix("")), known)
+    raise ConfigError(f"config {str(name)!r} does not exist{hint}; shipped configs: {', '.join(known)}")
+
+
+def resolve_resource(name: str, base: Path | None) -> Path:
+    """Find a file a config refers to: beside the config, in the working directory, or among the shipped configs.
+
+    Raises:
+        ConfigError: nowhere; the message lists the places looked at.
+    """
+    path = Path(name).expanduser()
+    places = [path] if path.is_absolute() else []
+    if not path.is_absolute():
+        if base is not None:
+            places.append(base / path)
+        places += [Path.cwd() / path, configs_root() / path]
+        if path.parts[:1] == ("configs",):
+            places.append(configs_root().joinpath(*path.parts[1:]))
+    for place in places:
+        if place.exists():
+            return place.resolve()
+    looked = ", ".join(str(p) for p in places)
+    raise ConfigError(f"file {name!r} named in the config does not exist; looked at: {looked}")
+
+
+def load_raw(path: str | Path, overrides: list[str] | None = None) -> dict[str, Any]:
+    """Read YAML, apply ``a.b=c`` overrides (values parsed as YAML), resolve interpolations.
+
+    Raises:
+        ConfigError: unreadable file, bad YAML, bad override, unresolved interpolation.
+    """
+    file = Path(path)
+    try:
+        config = OmegaConf.load(file)
+    except FileNotFoundError:
+        raise ConfigError(f"config {file} does not exist") from None
+    except Exception as error:  # OmegaConf lets PyYAML's and OS errors through
+        raise ConfigError(f"{file}: cannot be read as YAML: {_first_line(error)}") from None
+    for item in overrides or []:
+        key, sep, _ = item.partition("=")
+        if not sep or not key or any(not part for part in key.split(".")):
+            raise ConfigError(f"override {item!r} is not of the form section.key=value")
+    try:
+        merged = OmegaConf.merge(config, OmegaConf.from_dotlist(overrides or []))
+        plain = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{file}: {_first_line(error)}") from None
+    except Exception as error:
+        raise ConfigError(f"{file}: override cannot be parsed: {_first_line(error)}") from None
+    if not isinstance(plain, dict):
+        raise ConfigError(f"{file}: the top level must be a mapping of sections, not {type(plain).__name__}")
+    return {str(k): v for k, v in plain.items()}
+
+
+def load_config(path: str | Path, model: type[ConfigT], overrides: list[str] | None = None) -> ConfigT:
+    """Load and validate a config file; see the module docstring."""
+    file = find_config(path)
+    return parse_config(load_raw(file, overrides), model, source=str(file))
+
+
+def parse_config(raw: dict[str, Any], model: type[ConfigT], *, source: str) -> ConfigT:
+    """Validate a plain dict.
+
+    Raises:
+        ConfigError: all problems at once, each with its dotted key.
+    """
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        lines = [f"  {_explain(item, model)}" for item in error.errors(include_url=False, include_input=False)]
+        raise ConfigError(f"{source}: the config is not valid:\n" + "\n".join(lines)) from None
+
+
+def _explain(item: Any, model: type[BaseModel]) -> str:
+    location = [str(part) for part in item["loc"]]
+    key = ".".join(location) or "(top level)"
+    if item["type"] == "extra_forbidden":
+        known = _known_keys(model, location[:-1])
+        return f"{key}: unknown key{did_you_mean(location[-1], known)}" + (
+            f"; known keys: {', '.join(known)}" if known else ""
+        )
+    return f"{key}: {item['msg']}"
+
+
+def _known_keys(model: type[BaseModel], path: list[str]) -> list[str]:
+    """Field names of the section at ``path``; empty when the path leaves the models (lists, unions)."""
+    current: type[BaseModel] | None = model
+    for part in path:
+        if current is None or part not in current.model_fields:
+            return []
+        current = _section_type(current.model_fields[part].annotation)
+    return sorted(current.model_fields) if current is not None else []
+
+
+def _section_type(annotation: Any) -> type[BaseModel] | None:
+    for candidate in (annotation, *getattr(annotation, "__args__", ())):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text[:300] or type(error).__name__

@@ -1,0 +1,1 @@
+"""Environment adapters behind the Environment protocol."""

@@ -1,0 +1,1 @@
+"""From traces to evidence: rows, statistics, summaries, comparison."""

@@ -1,0 +1,1 @@
+"""The retrieval policy's world: memory, encoders, features, the vectorised MDP, baselines, oracle, serving gate."""

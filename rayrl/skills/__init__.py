@@ -1,0 +1,1 @@
+"""Skills: what they are, where they come from, which of them an episode gets."""

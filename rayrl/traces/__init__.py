@@ -1,0 +1,1 @@
+"""Traces: the record of every episode, its store, replay and conversion."""
