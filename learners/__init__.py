@@ -1,1 +1,1 @@
-"""Learning algorithms: SFT, advantage estimators, policy-gradient updates, checkpoints."""
+"""Learners: supervised fine-tuning, policy gradient with a frozen reference, advantage estimators, checkpoints."""
