@@ -329,7 +329,7 @@ def make_record(recipe: TraceRecipe, task: int, sample: int, *, attempt: int = 1
         final, error = None, {**_error(script.rng), "message": "synthetic failure", "traceback": None, "detail": {}}
         del script.steps[2:], script.conversation[4:]
     minute, second = divmod(sample, 60)
-    skills = [{"skill_id": s, "version": "1", "content": "先核对预算，再购买。", "metadata": {}} for s in recipe.skills]
+    skills: list[JsonDict] = [{"skill_id": s, "version": "1", "content": "先核对预算，再购买。", "metadata": {}} for s in recipe.skills]
     return {
         "schema": EPISODE_SCHEMA,
         "episode_id": episode_id(task, sample),

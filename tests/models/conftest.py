@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from rayrl.models.config import ModelConfig
+from rayrl.models.openai_http import OpenAIChatModel
+from rayrl.testing.mock_endpoint import MockEndpoint, serve
+
+SEARCH = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "description": "Search products.",
+        "parameters": {
+            "type": "object",
+            "properties": {"query": {"type": "string"}},
+            "required": ["query"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+def click(*values: str) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "function": {
+            "name": "click",
+            "description": "Click a value.",
+            "parameters": {
+                "type": "object",
+                "properties": {"value": {"type": "string", "enum": list(values)}},
+                "required": ["value"],
+                "additionalProperties": False,
+            },
+        },
+    }
+
+
+MESSAGES: list[dict[str, Any]] = [{"role": "system", "content": "shop"}, {"role": "user", "content": "Task: buy a lamp"}]
+
+FAST: dict[str, Any] = {
+    "timeouts": {"connect_s": 2, "read_s": 0.4, "attempt_s": 1.0, "total_s": 5.0, "queue_s": 5.0},
+    "retries": {"max_attempts": 3, "backoff_initial_s": 0.01, "backoff_max_s": 0.05},
+}
+
+
+@pytest.fixture
+async def mock() -> AsyncIterator[MockEndpoint]:
+    async with serve() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+async def make(mock: MockEndpoint) -> AsyncIterator[Callable[..., OpenAIChatModel]]:
+    built: list[OpenAIChatModel] = []
+
+    def factory(on_event: Any = None, **settings: Any) -> OpenAIChatModel:
+        config = ModelConfig.model_validate({"base_url": mock.url, "name": "mock", **FAST, **settings})
+        built.append(OpenAIChatModel(config, on_event=on_event))
+        return built[-1]
+
+    yield factory
+    for model in built:
+        await model.aclose()
