@@ -1,7 +1,7 @@
 """Action text to one command: ``search[words]`` or ``click[value]``.
 
-Invariants: total (every text gives an action or a named problem, nothing raises), pure, and what a query *says* is never an
-instruction: brackets, keywords and page names inside it are only words.
+Invariants: total (every text gives an action or a named problem, nothing raises), pure, and what a query *says* is
+never an instruction: brackets, keywords and page names inside it are only words.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class BadAction:
 def parse_action(text: str) -> Action | BadAction:
     """Read one action out of raw model output.
 
-    A text that starts with a command is that command. Otherwise exactly one line ``Action: ...`` is looked for; a literal
-    backslash-n counts as a line break.
+    A text that starts with a command is that command. Otherwise exactly one line ``Action: ...`` is looked for; a
+    literal backslash-n counts as a line break.
     """
     body = text.strip()
     if not body.startswith(_STARTS):

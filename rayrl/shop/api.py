@@ -1,10 +1,11 @@
 """Actions of ``POST /api/shop_agent`` on leases and episodes; knows JSON values, not HTTP.
 
-Invariants: a mistake of the client is a 4xx with a code, never a 500; between reading a lease and answering there is no await, so
-two calls on one lease cannot interleave; a repeated ``request_id`` on a lease gets the stored answer and does nothing.
+Invariants: a mistake of the client is a 4xx with a code, never a 500; between reading a lease and answering there is
+no await, so two calls on one lease cannot interleave; a repeated ``request_id`` on a lease gets the stored answer and
+does nothing.
 
-Codes stand in the answer's body beside ``error`` wherever the protocol's own answer is not fixed, and always in the header
-:data:`CODE_HEADER`.
+Codes stand in the answer's body beside ``error`` wherever the protocol's own answer is not fixed, and always in the
+header :data:`CODE_HEADER`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Products and tasks in the public JSON format, checked and frozen.
 
-Invariants: nothing downstream sees a raw product dict; task ids are unique; every product has at most one option axis that
-bears on its price (others are dropped, as the protocol's catalogue filter demands); a task without attributes is not served.
-:func:`catalogue_hash` is over the raw products, so a plan can compute it without a server.
+Invariants: nothing downstream sees a raw product dict; task ids are unique; every product has at most one option axis
+that bears on its price (others are dropped, as the protocol's catalogue filter demands); a task without attributes is
+not served. :func:`catalogue_hash` is over the raw products, so a plan can compute it without a server.
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ class CatalogueConfig(Section):
     """Where the products come from: a file, or the generator."""
 
     products: Path | None = operational(None)
-    """JSON file in the public product format. Give this or ``generate``. (Its content, not its path, is in the fingerprint.)"""
+    """JSON file in the public product format. Give this or ``generate``. (Its content, not its path, is in the
+    fingerprint.)"""
 
     generate: int | None = Field(None, ge=12)
     """Number of products to generate."""
@@ -78,5 +79,5 @@ class ShopServerConfig(CatalogueConfig):
     """Resets that may wait at once; more are turned away with 503."""
 
     admin_token_env: str | None = operational(None)
-    """Environment variable that holds the admin token. Without a token ``release_all`` is for loopback callers only and the
-    private goal is not served."""
+    """Environment variable that holds the admin token. Without a token ``release_all`` is for loopback callers only
+    and the private goal is not served."""

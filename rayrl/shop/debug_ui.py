@@ -37,7 +37,12 @@ function show(result) {
   }));
 }
 async function act(text) { if (lease) show(await call({action: "interact", ...lease, response: text})); }
-async function release() { if (lease) { const old = lease; lease = null; await call({action: "release_one", ...old}); } }
+async function release() {
+  if (!lease) return;
+  const old = lease;
+  lease = null;
+  await call({action: "release_one", ...old});
+}
 $("reset").onclick = async () => {
   await release();
   const result = await call({action: "reset", idx: +$("task").value, if_persona: $("persona").checked});

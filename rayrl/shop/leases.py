@@ -2,7 +2,8 @@
 
 Invariants:
 
-* a slot is free, leased, or on its way to exactly one waiter; ``free + leased == slots`` whenever no coroutine is mid-step;
+* a slot is free, leased, or on its way to exactly one waiter; ``free + leased == slots`` whenever no coroutine is
+  mid-step;
 * a lease lives until released, cancelled by ``release_all``, or ``ttl_s`` after its last call or heartbeat;
 * a waiter that goes away (cancelled, timed out) takes no slot, even if one was just handed to it;
 * slots are handed out in the order they became free, waiters served in the order they came;
@@ -41,7 +42,8 @@ class QueueTimeoutError(Exception):
 
 @dataclass(slots=True)
 class Lease(Generic[T]):
-    """One held slot. ``answers`` keeps what was answered to each request id (body bytes, or ``None`` once forgotten)."""
+    """One held slot. ``answers`` keeps what was answered to each request id (body bytes, or ``None`` once
+    forgotten)."""
 
     slot: int
     lease_id: str

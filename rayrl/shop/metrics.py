@@ -1,6 +1,7 @@
 """Counters and latency histograms of the server, in Prometheus text form.
 
-Invariant: observing a request is two dictionary look-ups and a bisection; all formatting happens when ``/metrics`` is read.
+Invariant: observing a request is two dictionary look-ups and a bisection; all formatting happens when ``/metrics`` is
+read.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class Metrics:
         lines += [f"# HELP {name} Time to answer, queueing included.", f"# TYPE {name} histogram"]
         for action, row in sorted(self._latency.items()):
             running = 0.0
-            for bound, count in zip((*map(str, BUCKETS_S), "+Inf"), row[:-1], strict=True):
-                running += count
+            for bound, in_bucket in zip((*map(str, BUCKETS_S), "+Inf"), row[:-1], strict=True):
+                running += in_bucket
                 lines.append(f'{name}_bucket{{action="{action}",le="{bound}"}} {running:g}')
             lines.append(f'{name}_sum{{action="{action}"}} {row[-1]:.9g}')
             lines.append(f'{name}_count{{action="{action}"}} {running:g}')

@@ -1,8 +1,8 @@
 """The shop as a pure state machine: (page, action) -> (page, feedback).
 
-Pages are values: a search home, a page of results, a product with chosen options, the end. Which page one is on is its type,
-never a guess from text. Invariants: no I/O, no clock, no randomness; a page and a shop determine everything that may be
-clicked, in display order (:func:`clickable`); an action that changes nothing says why in its feedback.
+Pages are values: a search home, a page of results, a product with chosen options, the end. Which page one is on is its
+type, never a guess from text. Invariants: no I/O, no clock, no randomness; a page and a shop determine everything that
+may be clicked, in display order (:func:`clickable`); an action that changes nothing says why in its feedback.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """A product. ``selected`` holds (axis, value) in the order of the product's axes; ``origin`` is where prev leads."""
+    """A product. ``selected`` holds (axis, value) in the order of the product's axes; ``origin`` is where prev
+    leads."""
 
     asin: str
     selected: tuple[tuple[str, str], ...]

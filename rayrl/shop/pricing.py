@@ -9,7 +9,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from rayrl.shop.text import option_label
 from rayrl.shop.versions import PRICE_VERSION
 
 Number = int | float

@@ -1,7 +1,7 @@
 """The text of a page, from its ``observation_state`` alone.
 
-Invariant: nothing private can be rendered, because nothing private reaches this module: a state that holds a goal, reward or
-answer key is refused.
+Invariant: nothing private can be rendered, because nothing private reaches this module: a state that holds a goal,
+reward or answer key is refused.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 With goal G, bought product P and chosen options S:
 
-* ``r_type`` 1 if two nodes of the category path agree or more than 0.2 of the goal title's nouns occur in P's title; 0 if none
-  does, 0.1 below 0.1, else 0.5. Nouns are latin tokens and Han bigrams; a goal title without any counts as a share of 0.2.
+* ``r_type`` 1 if two nodes of the category path agree or more than 0.2 of the goal title's nouns occur in P's title; 0
+  if none does, 0.1 below 0.1, else 0.5. Nouns are latin tokens and Han bigrams; a goal title without any counts as a
+  share of 0.2.
 * ``r_att`` share of goal attributes found in P; ``r_option`` share of goal options found in S (1 if none are asked).
 * ``r_price`` 1 without a budget, or if the chosen variant's price can be decided and is within it; else 0.
 * ``r_strict`` the product of the four (this is *the* reward), ``r_loose`` ``r_type * (hits + r_price) / (wanted + 1)``,

@@ -1,4 +1,5 @@
-"""Multi-field BM25 in memory, rank for rank what SQLite's FTS5 answers, about a hundred times faster at 20,000 products.
+"""Multi-field BM25 in memory, rank for rank what SQLite's FTS5 answers, about a hundred times faster at 20,000
+products.
 
 The score is FTS5's ``bm25()``: with column weights w and k1 = 1.2, b = 0.75,
 
@@ -6,8 +7,9 @@ The score is FTS5's ``bm25()``: with column weights w and k1 = 1.2, b = 0.75,
     score(q, d) = sum over the distinct terms t of q of idf(t) * f * (k1 + 1) / (f + k1 * (1 - b + b * |d| / mean |d|))
     idf(t)      = log((N - n + 0.5) / (n + 0.5)), or 1e-6 where that is not positive
 
-Every factor but the sum over q is fixed when the index is built, so a query adds a few arrays. Ties go by asin ascending.
-Invariants: immutable after building; the ranking depends on the products and the query alone; no word of a query is special.
+Every factor but the sum over q is fixed when the index is built, so a query adds a few arrays. Ties go by asin
+ascending. Invariants: immutable after building; the ranking depends on the products and the query alone; no word of a
+query is special.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ _MODEL = re.compile(r"\b(?=\w*\d)(?=\w*[A-Za-z])[A-Za-z0-9]+\b", re.ASCII)
 def document(product: Product) -> tuple[str, ...]:
     """The seven column texts of a product, in the order of :data:`COLUMNS`.
 
-    ``model`` is what looks like a model number in the title (latin letters with digits); ``options`` is each axis followed by
-    its values.
+    ``model`` is what looks like a model number in the title (latin letters with digits); ``options`` is each axis
+    followed by its values.
     """
     options = " ".join(" ".join([axis, *(v.label for v in values)]) for axis, values in product.axes.items())
     model = " ".join(_MODEL.findall(product.title))

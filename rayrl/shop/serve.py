@@ -1,8 +1,8 @@
 """Run one shop server in this process until it is told to stop.
 
-Invariant: a server started for a parent does not outlive it. ``watch_stdin`` ends the server when its standard input closes,
-which the kernel does however the parent dies; the parent's process id is looked at as well, for a pipe that some other child
-inherited.
+Invariant: a server started for a parent does not outlive it. ``watch_parent`` ends the server when its standard input
+closes, which the kernel does however the parent dies; the parent's process id is looked at as well, for a pipe that
+some other child inherited.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -32,7 +33,7 @@ def serve(
     Args:
         config: the server.
         watch_parent: stop when standard input closes or the parent process changes.
-        announce: gets one JSON line ``{"event": "ready", "host", "port", "pid", "catalogue_sha256", ...}`` once the server
+        announce: gets one JSON line ``{"event": "ready", "base_url", "port", "pid", ...}`` once the server
             listens; default: print it.
 
     Raises:
@@ -43,17 +44,17 @@ def serve(
     # the catalogue lives as long as the process: keep the collector from walking it again and again
     gc.collect()
     gc.freeze()
-    with contextlib.suppress(KeyboardInterrupt):
-        _run(_main(server, watch_parent, announce or _print_line))
+    with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_main(server, watch_parent, announce or _print_line))
 
 
-def _run(main: object) -> None:
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed (it is optional), else the default loop."""
     try:
-        import uvloop
+        factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module("uvloop").new_event_loop
     except ImportError:
-        asyncio.run(main)  # type: ignore[arg-type]
-    else:
-        uvloop.run(main)
+        return None
+    return factory
 
 
 async def _main(server: ShopServer, watch_parent: bool, announce: Callable[[str], None]) -> None:
@@ -92,7 +93,7 @@ async def _watch_parent(stop: asyncio.Event) -> None:
             stop.set()
 
     loop.add_reader(fd, readable)
-    while os.getppid() == parent:
+    while os.getppid() == parent:  # noqa: ASYNC110 - nothing announces a change of parent
         await asyncio.sleep(1.0)
     stop.set()
 

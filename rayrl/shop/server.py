@@ -1,8 +1,8 @@
 """The shop over HTTP: one asyncio process, one catalogue, N leased slots.
 
-Invariants: one event loop and synchronous actions, so a call on a lease is atomic; a caller who hangs up while waiting for a slot
-gets none; 5xx is a fault of the server, except 503 with ``Retry-After`` for a full house. The aiohttp low-level server is used
-without router or middlewares: a dozen fixed paths need neither, and it answers noticeably faster.
+Invariants: one event loop and synchronous actions, so a call on a lease is atomic; a caller who hangs up while waiting
+for a slot gets none; 5xx is a fault of the server, except 503 with ``Retry-After`` for a full house. The aiohttp
+low-level server is used without router or middlewares: a dozen fixed paths need neither, and it answers faster.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One episode on the server: a task, the page the shopper is on, the actions used, and how it ended.
 
-Invariants: synchronous (a call runs to its end, so calls on one lease cannot interleave); every action, valid or not, uses one
-of the budget; after the end nothing changes any more; nothing private is in any answer.
+Invariants: synchronous (a call runs to its end, so calls on one lease cannot interleave); every action, valid or not,
+uses one of the budget; after the end nothing changes any more; nothing private is in any answer.
 """
 
 from __future__ import annotations

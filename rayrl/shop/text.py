@@ -46,9 +46,9 @@ def option_label(text: str) -> str:
 def token_set_ratio(left: str, right: str) -> float:
     """Fuzzy likeness of two short texts in [0, 100], insensitive to word order and repetition.
 
-    The usual token-set ratio: words in common, and each side's words in common followed by the rest, are compared pairwise
-    by the normalised indel similarity ``2 * LCS / (len + len)``; the best of the three counts. A side whose words are all
-    contained in the other's gives 100; an empty side gives 0.
+    The usual token-set ratio: words in common, and each side's words in common followed by the rest, are compared
+    pairwise by the normalised indel similarity ``2 * LCS / (len + len)``; the best of the three counts. A side whose
+    words are all contained in the other's gives 100; an empty side gives 0.
     """
     a, b = set(_words(left)), set(_words(right))
     if not a or not b:

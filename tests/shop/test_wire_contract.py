@@ -1,6 +1,7 @@
 """All recorded request/response pairs of the public server, replayed in order over HTTP against the embedded one.
 
-Where the public server is at fault, ``FAULTS`` says what ours does instead; everything else must be equal, status and JSON.
+Where the public server is at fault, ``FAULTS`` says what ours does instead; everything else must be equal, status and
+JSON.
 """
 
 from __future__ import annotations
