@@ -186,7 +186,8 @@ def read_records(chunk: Chunk) -> Iterator[tuple[int, JsonDict | None, str]]:
         yield (offset, record, "ok") if known else (offset, None, "foreign")
 
 
-def _unusable(run: str, offset: int, status: str) -> tuple[Any, ...]:
+def unusable_values(run: str, offset: int, status: str) -> tuple[Any, ...]:
+    """A row that stands for a line that is no episode record."""
     values: list[Any] = [None] * _BLANK
     values[0], values[1], values[9], values[10] = run, offset, status, False
     return tuple(values)
@@ -196,7 +197,7 @@ def chunk_table(chunk: Chunk, *, wide: bool = False) -> pa.Table:
     """Episode rows of a chunk, unusable lines included (see :data:`UNUSABLE`)."""
     run = chunk.source.run
     values = [
-        episode_values(record, run, offset, wide) if record is not None else _unusable(run, offset, status)
+        episode_values(record, run, offset, wide) if record is not None else unusable_values(run, offset, status)
         for offset, record, status in read_records(chunk)
     ]
     return values_table(values)
@@ -217,6 +218,29 @@ def parquet_table(source: Source, columns: list[str] | None = None) -> pa.Table:
     if index >= 0:
         table = table.set_column(index, "run", pa.repeat(pa.scalar(source.run), table.num_rows))
     return table
+
+
+def parquet_records(source: Source) -> Iterator[tuple[int, JsonDict]]:
+    """``(position, record)`` of every record of a compacted file, one row group at a time."""
+    import pyarrow.parquet as pq
+
+    with source.filesystem().open_input_file(source.url) as file:
+        parquet = pq.ParquetFile(file)
+        if "record" not in parquet.schema_arrow.names:
+            raise DataError(f"{source.url}: holds rows but no records; compact the traces again")
+        for batch in parquet.iter_batches(batch_size=256, columns=["position", "record"]):
+            positions, records = batch.column(0).to_pylist(), batch.column(1)
+            for position, record in zip(positions, records, strict=True):
+                yield position, orjson.loads(memoryview(record.as_buffer()))
+
+
+def iter_records(source: Source) -> Iterator[JsonDict]:
+    """Every usable record of a source in file order, whatever its format; streams."""
+    if source.kind == "parquet":
+        yield from (record for _, record in parquet_records(source))
+        return
+    for chunk in plan_chunks([source]):
+        yield from (record for _, record, _ in read_records(chunk) if record is not None)
 
 
 def read_rows(sources: list[Source], *, wide: bool = False, chunk_bytes: int = CHUNK_BYTES) -> pa.Table:
@@ -266,17 +290,8 @@ def manifest_of(source: Source) -> JsonDict | None:
 
 def expected_jobs(manifest: JsonDict | None) -> int | None:
     """How many episodes the manifest froze; ``None`` when it does not say."""
-    if manifest is None:
-        return None
-    value = manifest.get("expected_jobs")
-    if isinstance(value, int):
-        return value
-    for jobs in (manifest.get("jobs"), (manifest.get("semantic") or {}).get("jobs")):
-        if isinstance(jobs, list):
-            return len(jobs)
-        if isinstance(jobs, dict) and isinstance(jobs.get("count"), int):
-            return int(jobs["count"])
-    return None
+    jobs = ((manifest or {}).get("semantic") or {}).get("jobs")
+    return len(jobs) if isinstance(jobs, list) else None
 
 
 def load_goals(source: Source) -> dict[int, JsonDict]:

@@ -92,3 +92,42 @@ def summary_tables(summary: dict[str, Any]) -> list[Table]:
     if summary["policy_failures"]:
         tables.append(_words("Policy failures (scored)", summary["policy_failures"]))
     return tables
+
+
+def diagnosis_tables(diagnosis: dict[str, Any]) -> list[Table]:
+    """Labels with their rates, main causes, and tool-call accuracy."""
+    level = diagnosis["level"]
+    table = _table(
+        f"Labels over {diagnosis['episodes']} episodes ({diagnosis['goal_known']} with a known goal)",
+        "label",
+        "episodes",
+        "rate",
+        f"{level:.0%} interval",
+        "success with",
+        "without",
+        "example",
+    )
+    for name, item in diagnosis["labels"].items():
+        if item["episodes"]:
+            first = item["examples"][0]
+            steps = ", ".join(map(str, first["steps"][:4]))
+            table.add_row(
+                name,
+                str(item["episodes"]),
+                figure(item["mean"]),
+                interval(item),
+                figure(item["success_with"]),
+                figure(item["success_without"]),
+                f"{first['episode_id']} step {steps}",
+            )
+    tables = [table, _words("Main cause", diagnosis["diagnosis"])]
+    calls = diagnosis.get("tool_calls")
+    if calls:
+        accuracy = _table("Tool calls where the right one is known", "", "right", "of", "rate", f"{level:.0%} interval")
+        rows = {"tool choice": calls["tool_choice"], "whole call": calls["exact_call"]}
+        rows |= {f"tool {k}": v for k, v in calls["by_tool"].items()}
+        rows |= {f"argument {k}": v for k, v in calls["by_argument"].items()}
+        for name, item in rows.items():
+            accuracy.add_row(name, str(item["right"]), str(item["n"]), figure(item["rate"]), interval(item))
+        tables.append(accuracy)
+    return tables

@@ -329,7 +329,9 @@ def make_record(recipe: TraceRecipe, task: int, sample: int, *, attempt: int = 1
         final, error = None, {**_error(script.rng), "message": "synthetic failure", "traceback": None, "detail": {}}
         del script.steps[2:], script.conversation[4:]
     minute, second = divmod(sample, 60)
-    skills: list[JsonDict] = [{"skill_id": s, "version": "1", "content": "先核对预算，再购买。", "metadata": {}} for s in recipe.skills]
+    skills: list[JsonDict] = [
+        {"skill_id": s, "version": "1", "content": "先核对预算，再购买。", "metadata": {}} for s in recipe.skills
+    ]
     return {
         "schema": EPISODE_SCHEMA,
         "episode_id": episode_id(task, sample),
@@ -338,7 +340,7 @@ def make_record(recipe: TraceRecipe, task: int, sample: int, *, attempt: int = 1
         "job": {"task_id": task, "sample_id": sample, "seed": seed, "split": recipe.split},
         "provenance": {
             "experiment": recipe.experiment,
-            "fingerprint": sha256_hex(canonical_json(semantic_of(recipe))),
+            "fingerprint": _fingerprint(recipe),
             "model": "synthetic",
             "checkpoint_id": recipe.checkpoint,
             "environment_version": "shopsimulator-paper-aligned-v8",
@@ -365,10 +367,19 @@ def make_record(recipe: TraceRecipe, task: int, sample: int, *, attempt: int = 1
     }
 
 
+@lru_cache(maxsize=8)
+def _fingerprint(recipe: TraceRecipe) -> str:
+    return sha256_hex(canonical_json(semantic_of(recipe)))
+
+
 def semantic_of(recipe: TraceRecipe) -> JsonDict:
     """The ``semantic`` part of the manifest of a synthetic run."""
     return {
-        "jobs": {"split": recipe.split, "task_ids": recipe.task_ids(), "samples": recipe.samples, "seed": recipe.seed},
+        "jobs": [
+            [task, sample, episode_seed(recipe.seed, task, sample), recipe.split]
+            for task in recipe.task_ids()
+            for sample in range(recipe.samples)
+        ],
         "model": {"kind": "synthetic", "checkpoint_id": recipe.checkpoint, "competence": recipe.competence},
         "skills": {"ids": list(recipe.skills)},
         "environment": {"kind": "shop", "version": "shopsimulator-paper-aligned-v8"},
@@ -413,7 +424,7 @@ def write_run(
     manifest = make_manifest(
         experiment=recipe.experiment, semantic=semantic_of(recipe), operational={}, versions={"rayrl": "synthetic"}
     )
-    write_json_atomic(run_dir / "manifest.json", {**manifest, "expected_jobs": expected})
+    write_json_atomic(run_dir / "manifest.json", manifest)
     rng = _rng("file", recipe.seed)
     written = 0
     line = b""
