@@ -1,7 +1,7 @@
 """Rollouts per second of the HTTP adapter beside a bare httpx-aiohttp loop on the same mock endpoint.
 
-A rollout is a fixed number of sequential completions; ``--concurrency`` of them run at the same time. The bare loop sends
-the same bytes and only checks the status. Runs alternate, and the medians are compared.
+A rollout is a fixed number of sequential completions; ``--concurrency`` of them run at the same time. The bare loop
+sends the same fields and only parses the reply. Runs alternate, and the medians are compared.
 
     python -m benchmarks.model_http --concurrency 128 --latency-ms 50 --calls 5 --rollouts 1280
 """
@@ -26,7 +26,8 @@ from rayrl.models.config import ModelConfig
 from rayrl.models.openai_http import OpenAIChatModel
 
 OBSERVATION = "页面：搜索结果\n" + "".join(
-    f"{i}. 商品标题 {i} desk lamp\n   ASIN：7000000{i:05d}\n   价格：{i}.5\n   关键属性：可折叠；触控\n" for i in range(1, 21)
+    f"{i}. 商品标题 {i} desk lamp\n   ASIN：7000000{i:05d}\n   价格：{i}.5\n   关键属性：可折叠；触控\n"
+    for i in range(1, 21)
 )
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "You are a shopping assistant. " * 20},

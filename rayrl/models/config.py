@@ -78,10 +78,12 @@ class ScriptedConfig(Section):
     """Prefer the persona's brands and recent interests where the instruction leaves room."""
     pagination: bool | None = None
     """Turn pages and go back to try another result when nothing fits."""
+    habit: float = Field(0.7, ge=0, le=1)
+    """Probability that an episode has a competence that is switched off: what a naive shopper does now and then."""
     obeys_skills: bool = True
     """Whether a skill in the prompt that describes a mechanism switches that competence on."""
-    noise: float = Field(0.04, ge=0, le=1)
-    """Probability per step of a slip (a worse choice), drawn from the call's seed."""
+    noise: float = Field(0.06, ge=0, le=1)
+    """Probability per step of a hasty move, drawn from the call's seed."""
     protocol_noise: float = Field(0.0, ge=0, le=1)
     """Probability per step of a reply without a tool call, to exercise protocol feedback."""
     latency_ms: float = operational(0.0, ge=0)

@@ -27,7 +27,7 @@ def build_model(config: ModelConfig, *, on_event: EventSink | None = None) -> Ch
     if config.kind == "scripted":
         from rayrl.models.scripted import ScriptedModel
 
-        return ScriptedModel(config.scripted, name=config.name)
+        return ScriptedModel(config.scripted, name=config.name, checkpoint_id=config.checkpoint_id)
     if config.kind == "local":
         from rayrl.models.local import LocalModel
 
@@ -40,7 +40,7 @@ def model_identity(config: ModelConfig) -> dict[str, Any]:
     if config.kind == "scripted":
         from rayrl.models.scripted import scripted_identity
 
-        return scripted_identity(config.scripted, name=config.name)
+        return scripted_identity(config.scripted, name=config.name, checkpoint_id=config.checkpoint_id)
     if config.kind == "local":
         from rayrl.models.local import local_identity
 

@@ -40,7 +40,10 @@ def click(*values: str) -> dict[str, Any]:
     }
 
 
-MESSAGES: list[dict[str, Any]] = [{"role": "system", "content": "shop"}, {"role": "user", "content": "Task: buy a lamp"}]
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "system", "content": "shop"},
+    {"role": "user", "content": "Task: buy a lamp"},
+]
 
 FAST: dict[str, Any] = {
     "timeouts": {"connect_s": 2, "read_s": 0.4, "attempt_s": 1.0, "total_s": 5.0, "queue_s": 5.0},

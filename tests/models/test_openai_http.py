@@ -27,7 +27,12 @@ async def test_a_call_comes_back_with_usage_and_is_one_request(mock, make):
 
 async def test_what_is_sent(mock, make):
     model = make(
-        temperature=0.5, top_p=0.9, top_k=20, max_tokens=77, extra_body={"enable_thinking": False}, checkpoint_id="step-80"
+        temperature=0.5,
+        top_p=0.9,
+        top_k=20,
+        max_tokens=77,
+        extra_body={"enable_thinking": False},
+        checkpoint_id="step-80",
     )
     await model.generate(MESSAGES, [SEARCH], seed=123)
     sent = mock.last_request
