@@ -1,7 +1,7 @@
 """YAML to a validated, frozen pydantic config.
 
-Road: file -> OmegaConf (interpolation, ``key=value`` overrides) -> plain dict -> pydantic (unknown keys are errors with a
-did-you-mean). Every error is a :class:`~rayrl.errors.ConfigError` that names the file and the key.
+Road: file -> OmegaConf (interpolation, ``key=value`` overrides) -> plain dict -> pydantic (unknown keys are errors
+with a did-you-mean). Every error is a :class:`~rayrl.errors.ConfigError` that names the file and the key.
 
 A field declared with :func:`operational` does not change results (addresses, concurrency, time-outs, paths) and stays
 outside the semantic fingerprint; everything else is inside. Attribute docstrings are the documentation of every key.
@@ -161,31 +161,40 @@ def parse_config(raw: dict[str, Any], model: type[ConfigT], *, source: str) -> C
 
 
 def _explain(item: Any, model: type[BaseModel]) -> str:
-    location = [str(part) for part in item["loc"]]
+    location, known = _walk(model, [str(part) for part in item["loc"]])
     key = ".".join(location) or "(top level)"
     if item["type"] == "extra_forbidden":
-        known = _known_keys(model, location[:-1])
         return f"{key}: unknown key{did_you_mean(location[-1], known)}" + (
             f"; known keys: {', '.join(known)}" if known else ""
         )
     return f"{key}: {item['msg']}"
 
 
-def _known_keys(model: type[BaseModel], path: list[str]) -> list[str]:
-    """Field names of the section at ``path``; empty when the path leaves the models (lists, unions)."""
-    current: type[BaseModel] | None = model
-    for part in path:
-        if current is None or part not in current.model_fields:
-            return []
-        current = _section_type(current.model_fields[part].annotation)
-    return sorted(current.model_fields) if current is not None else []
+def _walk(model: type[BaseModel], parts: list[str]) -> tuple[list[str], list[str]]:
+    """The key path a user sees (without pydantic's union tags), and the field names known at its last level."""
+    candidates, path, known = [model], [], sorted(model.model_fields)
+    for part in parts:
+        owners = [c for c in candidates if part in c.model_fields]
+        tagged = not owners and len(candidates) > 1 and part in _UNION_TAGS
+        if tagged:
+            candidates = [c for c in candidates if _UNION_TAGS[part] in c.__name__]
+            known = sorted({name for c in candidates for name in c.model_fields})
+            continue
+        path.append(part)
+        known = sorted({name for c in candidates for name in c.model_fields})
+        candidates = [t for c in owners for t in _section_types(c.model_fields[part].annotation)]
+    return path, known
 
 
-def _section_type(annotation: Any) -> type[BaseModel] | None:
-    for candidate in (annotation, *getattr(annotation, "__args__", ())):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None
+_UNION_TAGS = {"shop": "Shop", "custom": "Custom"}
+"""Tags of discriminated sections and what their class names hold; pydantic puts the tag into the error's location."""
+
+
+def _section_types(annotation: Any) -> list[type[BaseModel]]:
+    """Every section class inside an annotation (unions and Annotated included)."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for inner in getattr(annotation, "__args__", ()) for found in _section_types(inner)]
 
 
 def _first_line(error: BaseException) -> str:

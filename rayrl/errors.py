@@ -5,8 +5,8 @@ Two families:
 * ``UserError`` and its children: something the person who typed the command can mend. The message names the file, line
   or key and says what to do; the command line prints it without a traceback.
 * ``EpisodeError`` and its children: an attempt at an episode ended without a scorable result. Each carries a ``Blame``,
-  the ``stage`` it happened in and a machine-readable ``code``. Only these make a trace ``failed``; what the *policy* does
-  wrong (a bad tool call, running out of tokens) is scored, never raised.
+  the ``stage`` it happened in and a machine-readable ``code``. Only these make a trace ``failed``; what the *policy*
+  does wrong (a bad tool call, running out of tokens) is scored, never raised.
 """
 
 from __future__ import annotations

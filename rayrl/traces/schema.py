@@ -26,7 +26,7 @@ Layout (keys that would be null are left out of steps; readers use ``.get``)::
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import orjson
 
@@ -121,7 +121,8 @@ def expand(record: JsonDict) -> JsonDict:
 
 
 def is_complete(record: JsonDict) -> bool:
-    """Complete = right schema, status ``completed`` and a final result that is done. Only these are skipped on resume."""
+    """Complete = right schema, status ``completed`` and a final result that is done. Only these are skipped on
+    resume."""
     final = record.get("final")
     return (
         record.get("schema") == EPISODE_SCHEMA

