@@ -1,4 +1,4 @@
-"""``rayrl traces verify|import|compact``."""
+"""``rayrl traces verify|show|import|compact``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rayrl.errors import DataError, RunConflictError
 from rayrl.schemas import JsonDict
 from rayrl.traces.imports import FOREIGN_SCHEMA, ImportReport, import_episodes
 from rayrl.traces.manifest import MANIFEST, make_manifest, read_manifest, write_json_atomic
+from rayrl.traces.schema import expand
 from rayrl.traces.store import TRACES, RunLock, RunReader, TraceWriter
 
 
@@ -19,6 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     verify = commands.add_parser("verify", help="check a run's traces: torn lines, duplicates, coverage")
     verify.add_argument("run", type=Path)
+    show = commands.add_parser("show", help="print one episode in the clear")
+    show.add_argument("run", type=Path)
+    show.add_argument("episode", help="episode id")
+    show.add_argument("--attempt", type=int, help="this attempt instead of the episode's result")
     importing = commands.add_parser("import", help=f"convert a {FOREIGN_SCHEMA} file into a run directory")
     importing.add_argument("file", type=Path)
     importing.add_argument("run", type=Path, help="run directory to create")
@@ -32,6 +37,10 @@ def run(args: argparse.Namespace) -> int:
     """``rayrl traces``."""
     if args.command == "verify":
         return _verify(args.run, args.json)
+    if args.command == "show":
+        record = RunReader(args.run).find(args.episode, attempt=args.attempt)
+        print_json(expand(record))
+        return 0
     if args.command == "import":
         return _import(args.file, args.run, args.json)
     from jobs import compact

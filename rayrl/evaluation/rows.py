@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from rayrl.errors import DataError
 from rayrl.schemas import EPISODE_SCHEMA, JsonDict
+from rayrl.traces.schema import interned
 
 EpisodeRow = dict[str, Any]
 StepRow = dict[str, Any]
@@ -302,7 +303,7 @@ def to_table(rows: Iterable[EpisodeRow], schema: pa.Schema = EPISODE_ARROW) -> p
 def step_rows(record: JsonDict, *, run: str = "") -> list[StepRow]:
     """The flat rows of an attempt's steps, in order; see :data:`STEP_ARROW`."""
     job = record.get("job") or {}
-    states = (record.get("interned") or {}).get("states") or []
+    states = interned(record).get("states") or []
     rows = []
     for index, step in enumerate(record.get("steps") or ()):
         model = step.get("model") or step.get("model_output") or {}

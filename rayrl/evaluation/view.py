@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from rayrl.schemas import JsonDict, sha256_hex
+from rayrl.traces.schema import interned
 
 
 def plain(text: Any) -> str:
@@ -97,7 +98,7 @@ class EpisodeView:
 
 def view_of(record: JsonDict, goal: JsonDict | None = None) -> EpisodeView:
     """The view of a record of either schema."""
-    states = (record.get("interned") or {}).get("states") or []
+    states = interned(record).get("states") or []
 
     def state_of(observation: Any) -> JsonDict:
         if not isinstance(observation, dict):
