@@ -34,6 +34,8 @@ from rayrl.schemas import JsonDict
 OnEvent = Callable[[JsonDict], None]
 
 _PROBE_AFTER_S = (0.5, 1.0, 2.0, 5.0, 10.0)
+_AGENT_PATH = "/api/shop_agent"
+_HEADERS = {"content-type": "application/json", "accept": "application/json"}
 
 
 @dataclass(eq=False)
@@ -49,6 +51,10 @@ class Server:
     probe_at: float = 0.0
     failures: int = 0
     probing: asyncio.Task[None] | None = field(default=None, repr=False)
+    agent_url: httpx.URL = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.agent_url = httpx.URL(self.base_url + _AGENT_PATH)
 
     def has(self, capability: str) -> bool:
         """Whether the server said so at its last health check."""
@@ -121,11 +127,7 @@ class ShopClient:
                 connector=connector, trust_env=bool(trust_env), cookie_jar=aiohttp.DummyCookieJar()
             )
 
-        self._http = httpx.AsyncClient(
-            transport=AiohttpTransport(client=session),
-            headers={"content-type": "application/json", "accept": "application/json"},
-            trust_env=False,
-        )
+        self._http = httpx.AsyncClient(transport=AiohttpTransport(client=session), trust_env=False)
 
     async def aclose(self) -> None:
         """Close connections and stop probing."""
@@ -141,7 +143,7 @@ class ShopClient:
         Raises:
             NoAnswerError: see its ``sent``.
         """
-        return await self._request("POST", server, "/api/shop_agent", orjson.dumps(body), timeout_s)
+        return await self._request("POST", server, _AGENT_PATH, orjson.dumps(body), timeout_s)
 
     async def repeated(self, server: Server, body: JsonDict, *, timeout_s: float, until: float, safe: bool) -> Answer:
         """A POST that is repeated where that is safe, up to the configured attempts and the time ``until``.
@@ -267,12 +269,15 @@ class ShopClient:
         timeout_s: float,
         headers: dict[str, str] | None = None,
     ) -> Answer:
-        timeout = httpx.Timeout(timeout_s, connect=self._config.connect_timeout_s)
+        # a request is put together by hand: merging client defaults into it would cost as much as sending it
+        timeout = {"connect": self._config.connect_timeout_s, "read": timeout_s, "write": timeout_s, "pool": timeout_s}
+        url = server.agent_url if path == _AGENT_PATH else httpx.URL(server.base_url + path)
+        request = httpx.Request(
+            method, url, headers={**_HEADERS, **(headers or {})}, content=content, extensions={"timeout": timeout}
+        )
         try:
             async with asyncio.timeout(timeout_s):
-                response = await self._http.request(
-                    method, server.base_url + path, content=content, timeout=timeout, headers=headers
-                )
+                response = await self._http.send(request)
         except (TimeoutError, httpx.HTTPError, aiohttp.ClientError, OSError) as error:
             raise _no_answer(server, error) from error
         return _answer(server, response)
