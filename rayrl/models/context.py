@@ -15,8 +15,7 @@ _PHRASES = re.compile(
     r"|exceeds? the (?:model'?s |available |maximum )*context (?:size|length|window)"  # llama.cpp and others
     r"|context (?:length|window|size) (?:is |has been )?exceeded"
     r"|prompt is too long|input is too long|input is too large to process"
-    r"|(?:prompt_tokens|input tokens?|inputs tokens?)\b.{0,80}\bmust (?:be|have) (?:less|<|at most)"  # SiliconFlow, TGI
-    r"|max_seq_len|max_total_tokens",
+    r"|(?:prompt_tokens|`?inputs?`? tokens?)\b.{0,80}\bmust (?:be|have) (?:less|<|at most)",  # SiliconFlow, TGI
     re.IGNORECASE | re.DOTALL,
 )
 

@@ -72,9 +72,9 @@ class OpenAIChatModel:
 
     async def generate(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, seed: int) -> ModelOutput:
         """One completion; see :class:`~rayrl.models.base.ChatModel` for what is returned and what is raised."""
-        body = self._body(messages, tools, seed)
+        body, prompt_bytes = self._body(messages, tools, seed)
         limit = self._config.context_limit
-        if limit is not None and (floor := prompt_floor(len(body))) >= limit:
+        if limit is not None and (floor := prompt_floor(prompt_bytes)) >= limit:
             raise ContextOverflowError(
                 f"the conversation has at least {floor} tokens, the model's context {limit}",
                 code="context_overflow",
@@ -129,7 +129,8 @@ class OpenAIChatModel:
             self._limiter = limiter_for(str(self._url), self._config.max_concurrency)
         return self._client, self._limiter
 
-    def _body(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], seed: int) -> bytes:
+    def _body(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], seed: int) -> tuple[bytes, int]:
+        """The request, and how many bytes of it surely reach the model as prompt."""
         payload = dict(self._template)
         if self._rules.json_schema:
             payload["messages"] = render_messages(messages, tools)
@@ -145,10 +146,10 @@ class OpenAIChatModel:
                     payload["parallel_tool_calls"] = self._config.parallel_tool_calls
         if self._config.send_seed:
             payload["seed"] = seed
-        try:
-            return orjson.dumps(payload)
-        except TypeError:  # lone surrogates from a broken page
-            return json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+        body = _dumps(payload)
+        # a response schema steers the decoder and is no part of the prompt; native tools are
+        schema = payload.get("response_format")
+        return body, len(body) - (len(_dumps(schema)) if schema is not None else 0)
 
     async def _acquire(self, limiter: Limiter, deadline: float, trail: list[str]) -> None:
         try:
@@ -240,6 +241,13 @@ def _static_fields(config: ModelConfig) -> dict[str, Any]:
         "return_token_ids": True if config.token_ids else None,
     }
     return {**{key: value for key, value in fields.items() if value is not None}, **config.extra_body}
+
+
+def _dumps(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # lone surrogates from a broken page
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def _label(outcome: Reply | Fault) -> str:

@@ -269,6 +269,12 @@ async def test_a_hopeless_conversation_is_refused_without_a_request(mock, make):
     assert (await make(context_limit=8000).generate(long, [SEARCH], seed=1)).tool_calls  # might fit: the server decides
 
 
+async def test_a_large_response_schema_is_not_taken_for_prompt(mock, make):
+    many = click(*(f"70000000{i:04d}" for i in range(500)))
+    settings = {"context_limit": 1000, "tool_protocol": "json_schema"}
+    assert (await make(**settings).generate(MESSAGES, [SEARCH, many], seed=1)).tool_calls
+
+
 async def test_cancelling_gives_the_permit_back(mock, make):
     mock.default = "never"
     model = make(max_concurrency=1)
