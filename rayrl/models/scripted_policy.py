@@ -248,7 +248,10 @@ def option_matches(wanted: str, label: str) -> bool:
     have = " ".join(label.replace("/", " | ").split()).lower()
     if want == have or f" {want} " in f" {have} ":
         return True
-    return len(want) > 1 and not want.isascii() and (want in have or have in want)
+    if len(want) < 2 or want.isascii():
+        return False
+    # written together without spaces, but 3升 is not in 13升
+    return bool(re.search(rf"(?<!\d){re.escape(want)}", have) or re.search(rf"(?<!\d){re.escape(have)}", want))
 
 
 def _unique(*values: str) -> list[str]:

@@ -28,7 +28,8 @@ _BUDGET_EN = re.compile(
 )
 _NOUN_ZH = re.compile(r"(?:买|找|要)(?:一[个款双只件台条把套张])?(?:[^，,。、的]{1,12}的)?([^，,。；]+)")
 _NOUN_EN = re.compile(
-    r"(?:to buy|looking for|look for|searching for|purchase|find|need|want)\s+(?:(?:an?|some|the)\s+)?"
+    r"(?:(?:want|need|like|wish)\s+to\s+)?(?:buy|looking for|look for|searching for|purchase|find|get|need|want)\s+"
+    r"(?:(?:an?|some|the)\s+)?"
     r"(.+?)(?=\s+with\b|[,.]|$)",
     re.IGNORECASE,
 )
