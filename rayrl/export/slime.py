@@ -1,9 +1,9 @@
 """slime rollout requests and samples: pure conversion both ways, in the dict form of slime's ``Sample.to_dict``.
 
 Nothing of slime is imported, so its version does not matter here; only its field names do. What rayrl needs to come
-back lies under ``metadata["rayrl"]``: the job for a request, the (redacted) trace record for a sample. Tokens, loss mask
-and log-probs come from the server's own numbers (``training.jsonl``) and are never made by re-tokenising text; where a
-turn's prompt does not continue the tokens before it, the sample says so and is marked for removal.
+back lies under ``metadata["rayrl"]``: the job for a request, the (redacted) trace record for a sample. Tokens, loss
+mask and log-probs come from the server's own numbers (``training.jsonl``) and are never made by re-tokenising text;
+where a turn's prompt does not continue the tokens before it, the sample says so and is marked for removal.
 """
 
 from __future__ import annotations
