@@ -197,10 +197,12 @@ def _axes(raw: Any, where: str) -> Axes:
 
 
 def _tasks(raw: RawProduct, product: Product, where: str) -> Iterator[Task]:
-    instructions = raw.get("instructions") or []
+    instructions = raw.get("instructions")
+    if instructions is None:
+        return
     if not isinstance(instructions, list):
         raise DataError(f"{where}: instructions must be a list")
-    persona = raw.get("user_persona") or {}
+    persona = {} if raw.get("user_persona") is None else raw["user_persona"]
     if not isinstance(persona, dict):
         raise DataError(f"{where}: user_persona must be an object or null")
     for number, item in enumerate(instructions):

@@ -39,8 +39,8 @@ def terms(text: str) -> list[str]:
 
 
 def option_label(text: str) -> str:
-    """Normal form of an option axis or value as it appears on a page: stripped, ``/`` as `` | ``, lower case."""
-    return text.strip().replace("/", " | ").lower()
+    """Normal form of an option axis or value as it appears on a page: ``/`` as `` | ``, lower case, single spaces."""
+    return collapse(text.strip().replace("/", " | ").lower())
 
 
 def token_set_ratio(left: str, right: str) -> float:
