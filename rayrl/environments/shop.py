@@ -105,8 +105,10 @@ class ShopEnvironment:
                     raise NoAnswerError("unreachable", "no shop server can be reached", sent=False)
                 # count the lease before it is there, or a burst of resets would all choose the same server
                 server.leases += 1
+                queue = server.queue_timeout_s
+                patience = left if queue is None else min(left, queue + config.step_timeout_s)
                 try:
-                    answer = await client.once(server, body, timeout_s=left)
+                    answer = await client.once(server, body, timeout_s=patience)
                 finally:
                     server.leases -= 1
             except NoAnswerError as error:

@@ -45,6 +45,8 @@ class Server:
     base_url: str
     capabilities: frozenset[str] = frozenset()
     lease_ttl_s: float | None = None
+    queue_timeout_s: float | None = None
+    """How long it lets a reset wait; ``None`` for as long as it takes (the public server)."""
     leases: int = 0
     """Leases this process holds there."""
     down: bool = False
@@ -212,8 +214,8 @@ class ShopClient:
             raise NoAnswerError("not_ready", f"{server.base_url}/healthz: {answer.error}", sent=True)
         self._check_health(server.base_url, answer.result)
         server.capabilities = frozenset(str(c) for c in answer.result.get("capabilities") or [])
-        ttl = answer.result.get("lease_ttl_s")
-        server.lease_ttl_s = float(ttl) if isinstance(ttl, int | float) else None
+        server.lease_ttl_s = _seconds(answer.result.get("lease_ttl_s"))
+        server.queue_timeout_s = _seconds(answer.result.get("queue_timeout_s"))
         server.down, server.failures = False, 0
         return answer.result
 
@@ -281,6 +283,10 @@ class ShopClient:
         except (TimeoutError, httpx.HTTPError, aiohttp.ClientError, OSError) as error:
             raise _no_answer(server, error) from error
         return _answer(server, response)
+
+
+def _seconds(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
 
 
 def _no_answer(server: Server, error: Exception) -> NoAnswerError:

@@ -152,7 +152,21 @@ def test_private_keys_are_not_rendered(name: str) -> None:
 
 
 WORDS = st.sampled_from(
-    ["search[台灯]", "search[护眼 触控]", "search[zzz]", "click[next >]", "click[< prev]", "click[back to search]", "click[100000]", "click[颜色=黑]", "click[尺码=s]", "click[颜色=red | gold]", "click[buy now]", "nonsense", "search[]"]
+    [
+        "search[台灯]",
+        "search[护眼 触控]",
+        "search[zzz]",
+        "search[]",
+        "click[next >]",
+        "click[< prev]",
+        "click[back to search]",
+        "click[100000]",
+        "click[颜色=黑]",
+        "click[尺码=s]",
+        "click[颜色=red | gold]",
+        "click[buy now]",
+        "nonsense",
+    ]
 )
 
 
