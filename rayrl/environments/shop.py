@@ -18,9 +18,10 @@ import secrets
 import time
 from typing import Any
 
-from rayrl.environments.shop_client import Answer, NoAnswerError, Server
+from rayrl.environments.shop_client import Answer, NoAnswerError
 from rayrl.environments.shop_config import EmbeddedShopConfig, ShopEnvironmentConfig
 from rayrl.environments.shop_factory import FactoryCore, HeldLease
+from rayrl.environments.shop_reset import fault, take_lease
 from rayrl.environments.shop_tools import action_text, page_tools
 from rayrl.errors import EnvironmentFaultError, LeaseLostError
 from rayrl.schemas import EpisodeJob, JsonDict, Observation, ResetResult, StepResult, ToolCall
@@ -59,7 +60,7 @@ class ShopEnvironment:
             raise EnvironmentFaultError("an environment plays one episode", code="already_used", stage="reset")
         await self._factory.start()
         self._job = job
-        taking = asyncio.create_task(self._take_lease(job))
+        taking = asyncio.create_task(take_lease(self._factory, job.task_id))
         try:
             lease, answer = await asyncio.shield(taking)
         except asyncio.CancelledError:
@@ -75,64 +76,6 @@ class ShopEnvironment:
         except EnvironmentFaultError:
             await self.close()
             raise
-
-    async def _take_lease(self, job: EpisodeJob) -> tuple[HeldLease, Answer]:
-        client, config = self._factory.client, self._config
-        until = time.monotonic() + config.reset_timeout_s
-        request = {
-            "action": "reset",
-            "idx": job.task_id,
-            "if_persona": config.persona,
-            "interaction_mode": config.interaction_mode,
-            "include_private_goal": False,
-        }
-        attempt = 0
-        request_id = secrets.token_hex(8)
-        stuck: Server | None = None
-        while True:
-            left = until - time.monotonic()
-            if left <= 0:
-                raise EnvironmentFaultError(
-                    f"no environment slot came free within {config.reset_timeout_s:g} s",
-                    code="no_free_slot",
-                    stage="reset",
-                )
-            server = stuck or await client.choose()
-            body = {**request, "request_id": request_id} if server and server.has("request_id") else request
-            wait = client.backoff(attempt + 1, {"request_id": request_id})
-            try:
-                if server is None:
-                    raise NoAnswerError("unreachable", "no shop server can be reached", sent=False)
-                # count the lease before it is there, or a burst of resets would all choose the same server
-                server.leases += 1
-                queue = server.queue_timeout_s
-                patience = left if queue is None else min(left, queue + config.step_timeout_s)
-                try:
-                    answer = await client.once(server, body, timeout_s=patience)
-                finally:
-                    server.leases -= 1
-            except NoAnswerError as error:
-                attempt += 1
-                if server is not None and not error.sent:
-                    client.mark_down(server, error)
-                elif server is not None and server.has("request_id"):
-                    stuck = server  # it may hold our slot under this request id: ask the same server again
-                elif server is not None:
-                    self._factory.event("lease_may_leak", server=server.base_url, code=error.code)
-                    raise EnvironmentFaultError(str(error), code=error.code, stage="reset") from error
-                if attempt >= config.max_attempts:
-                    raise EnvironmentFaultError(
-                        str(error), code=error.code, stage="reset", detail={"attempts": attempt}
-                    ) from error
-            else:
-                if answer.status == 200:
-                    return self._factory.hold(server, answer), answer
-                in_flight = answer.code == "request_in_flight"
-                if not in_flight and not (answer.status == 503 and answer.retry_after_s is not None):
-                    raise _fault(answer, "reset")
-                stuck = server if in_flight else None
-                wait = max(answer.retry_after_s or 0.0, wait if in_flight else 0.0)
-            await asyncio.sleep(min(wait, max(0.0, until - time.monotonic())))
 
     def _reset_result(self, job: EpisodeJob, result: JsonDict) -> ResetResult:
         version = result.get("environment_version")
@@ -202,7 +145,7 @@ class ShopEnvironment:
         if answer.status == 410 or (answer.status == 409 and answer.code in (None, "stale_lease")):
             self._factory.lost(lease, _LOST_CODES[answer.status])
             raise LeaseLostError(answer.error, code=_LOST_CODES[answer.status], stage=stage)
-        raise _fault(answer, stage)
+        raise fault(answer, stage)
 
     async def _step_result(self, stage: str, text: str, result: JsonDict) -> StepResult:
         done, reward = result.get("done"), result.get("reward")
@@ -264,8 +207,3 @@ class ShopEnvironment:
             if not releasing.done():
                 self._factory.adopt(releasing)
             raise
-
-
-def _fault(answer: Answer, stage: str) -> EnvironmentFaultError:
-    code = answer.code or f"http_{answer.status}"
-    return EnvironmentFaultError(answer.error, code=code, stage=stage, detail={"status": answer.status})

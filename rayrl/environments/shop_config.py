@@ -75,6 +75,9 @@ class ShopEnvironmentConfig(Section):
     reset_timeout_s: float = operational(600.0, gt=0)
     """Seconds to wait for a slot, over all attempts."""
 
+    unreachable_timeout_s: float = operational(30.0, ge=0)
+    """Seconds a reset goes on trying while no server can be reached (one may be restarting)."""
+
     release_timeout_s: float = operational(10.0, gt=0)
     """Seconds to spend on giving a lease back."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import lru_cache
 
 _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _RUN = re.compile(rf"[{_HAN}]+|(?:(?![{_HAN}])[^\W_])+")
@@ -43,6 +44,7 @@ def option_label(text: str) -> str:
     return collapse(text.strip().replace("/", " | ").lower())
 
 
+@lru_cache(maxsize=65_536)
 def token_set_ratio(left: str, right: str) -> float:
     """Fuzzy likeness of two short texts in [0, 100], insensitive to word order and repetition.
 

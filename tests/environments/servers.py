@@ -12,6 +12,11 @@ from typing import Any
 
 from aiohttp import web
 
+from rayrl.environments.shop import ShopEnvironmentConfig, ShopEnvironmentFactory
+from rayrl.schemas import EpisodeJob, ToolCall
+from rayrl.shop.config import ShopServerConfig
+from rayrl.shop.server import ShopServer
+
 WIRE = Path(__file__).parents[1] / "fixtures" / "shop_wire.jsonl"
 PAIRS = [json.loads(line) for line in WIRE.read_text(encoding="utf-8").splitlines()]
 
@@ -122,3 +127,37 @@ async def until(condition: Callable[[], bool], timeout: float = 5.0) -> None:
     async with asyncio.timeout(timeout):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+TOKEN = "admin-for-tests"
+
+
+def call(text: str) -> ToolCall:
+    name, _, rest = text.partition("[")
+    return ToolCall(id="1", name=name, arguments={"query" if name == "search" else "value": rest[:-1]})
+
+
+def job(task_id: int = 0, seed: int = 1) -> EpisodeJob:
+    return EpisodeJob(task_id=task_id, sample_id=0, seed=seed, split="train")
+
+
+@contextlib.asynccontextmanager
+async def shop(**options: Any) -> AsyncIterator[ShopServer]:
+    server = ShopServer(ShopServerConfig(**{"generate": 60, "slots": 4, **options}), admin_token=TOKEN)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+@contextlib.asynccontextmanager
+async def factory_for(
+    *urls: str, events: list[dict[str, Any]] | None = None, token: str | None = None, **more: Any
+) -> AsyncIterator[ShopEnvironmentFactory]:
+    config = ShopEnvironmentConfig(base_urls=list(urls), **{"backoff_s": 0.01, "step_timeout_s": 3.0, **more})
+    factory = ShopEnvironmentFactory(config, on_event=events.append if events is not None else None, admin_token=token)
+    try:
+        yield factory
+    finally:
+        await factory.aclose()

@@ -71,6 +71,7 @@ def test_what_changes_results_changes_the_identity(change: dict[str, Any]) -> No
         {"step_timeout_s": 1.0},
         {"connect_timeout_s": 1.0},
         {"reset_timeout_s": 1.0},
+        {"unreachable_timeout_s": 1.0},
         {"release_timeout_s": 1.0},
         {"max_attempts": 9},
         {"backoff_s": 1.0},
