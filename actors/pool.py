@@ -64,6 +64,7 @@ class RolloutPool:
         execution: ExecutionConfig,
         *,
         on_event: Callable[[JsonDict], None] | None = None,
+        on_tick: Callable[[], None] | None = None,
     ) -> None:
         self.backend = backend
         self.spec = spec
@@ -76,10 +77,14 @@ class RolloutPool:
             )
         )
         self._on_event = on_event or (lambda _: None)
+        self.on_tick = on_tick or (lambda: None)
+        """Called about once a second from :meth:`results`, also while nothing finishes; may cancel or pause."""
         self._workers: dict[str, _WorkerState] = {}
         self._cancel_at: float | None = None
         self._cancel_requested = False
+        self._serials: dict[tuple[str, int], int] = {}
         self._failures_in_a_row = 0
+        self._streak_began = 0
         self._last_failure = ""
         self._fruitless_deaths = 0
         self._progress_at = time.monotonic()
@@ -132,6 +137,7 @@ class RolloutPool:
         """
         self._progress_at = time.monotonic()
         while not self.ledger.idle:
+            self.on_tick()
             self._obey_cancel()
             self._top_up()
             if self.ledger.live == 0:
@@ -155,6 +161,9 @@ class RolloutPool:
             if room >= max(1, min(16, state.target // 4)) or self.ledger.in_flight(name) == 0:
                 attempts = self.ledger.take(name, room, now)
                 if attempts:
+                    last = self.ledger.counts.admitted
+                    for serial, attempt in enumerate(attempts, last - len(attempts) + 1):
+                        self._serials[(attempt.job.episode_id, attempt.number)] = serial
                     self.backend.submit(name, attempts)
             if self.ledger.in_flight(name):
                 self.backend.arm(name)
@@ -176,8 +185,16 @@ class RolloutPool:
 
     def _account(self, worker: str, finished: FinishedAttempt) -> Iterator[tuple[FinishedAttempt, Disposition]]:
         disposition = self.ledger.finished(worker, finished, time.monotonic())
+        serial = self._serials.pop((finished.episode_id, finished.number), 0)
         if finished.status == "failed":
-            self._failures_in_a_row += 1
+            # one incident fails everything in flight at once: only attempts that began after the first failure say
+            # that it lasts
+            if self._failures_in_a_row == 0:
+                self._streak_began = self.ledger.counts.admitted
+                self._failures_in_a_row = 1
+            elif serial > self._streak_began:
+                self._failures_in_a_row += 1
+            self._last_failure = f"{finished.code}: {finished.message}"
             self._on_event(
                 {
                     "event": "attempt_failed",
@@ -194,8 +211,6 @@ class RolloutPool:
             self._failures_in_a_row = 0
         if disposition is Disposition.DUPLICATE:
             self._on_event({"event": "duplicate", "worker": worker, "episode_id": finished.episode_id})
-        if finished.status == "failed":
-            self._last_failure = f"{finished.code}: {finished.message}"
         yield finished, disposition
 
     def _check_failures(self) -> Iterator[tuple[FinishedAttempt, Disposition]]:
@@ -218,19 +233,24 @@ class RolloutPool:
         try:
             if self._fruitless_deaths > MAX_FRUITLESS_DEATHS:
                 raise RayrlError(f"{self._fruitless_deaths} workers in a row died without finishing anything: {reason}")
-            name = self.backend.replace(worker)
-            self._workers[name] = _WorkerState(self.spec.concurrency)
-            self._on_event({"event": "worker_replaced", "worker": worker, "by": name})
+            if not self._cancel_requested:
+                name = self.backend.replace(worker)
+                self._workers[name] = _WorkerState(self.spec.concurrency)
+                self._on_event({"event": "worker_replaced", "worker": worker, "by": name})
         except RayrlError as error:
             failure = error
+        yield from self._give_up(worker, held, reason)
+        if failure is not None and not self._workers:
+            raise failure
+
+    def _give_up(self, worker: str, held: list[Attempt], reason: str) -> Iterator[tuple[FinishedAttempt, Disposition]]:
+        """Terminal records for attempts whose worker cannot tell any more."""
         for attempt in held:
+            self._serials.pop((attempt.job.episode_id, attempt.number), None)
             result = failed_without_record(
                 attempt, self.spec.provenance, blame=Blame.INFRASTRUCTURE, code="worker_died", message=reason
             )
-            disposition = self.ledger.finished(worker, result, time.monotonic())
-            yield result, disposition
-        if failure is not None and not self._workers:
-            raise failure
+            yield result, self.ledger.finished(worker, result, time.monotonic())
 
     def _obey_cancel(self) -> None:
         if self._cancel_requested and self._cancel_at is None:
@@ -250,19 +270,12 @@ class RolloutPool:
                     self.backend.arm(name)
             for worker, message in self.backend.wait(POLL_S):
                 if isinstance(message, str):
+                    yield from self._give_up(worker, self.ledger.held_by(worker), message)
                     continue
                 for finished in message.finished:
                     yield finished, self.ledger.finished(worker, finished, time.monotonic())
         for name in list(self._workers):
-            for attempt in self.ledger.held_by(name):
-                result = failed_without_record(
-                    attempt,
-                    self.spec.provenance,
-                    blame=Blame.INFRASTRUCTURE,
-                    code="worker_died",
-                    message="did not answer to cancellation",
-                )
-                yield result, self.ledger.finished(name, result, time.monotonic())
+            yield from self._give_up(name, self.ledger.held_by(name), "did not answer to cancellation")
         self.ledger.check_closed()
 
     def _check_watchdog(self) -> Iterator[tuple[FinishedAttempt, Disposition]]:

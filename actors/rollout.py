@@ -100,15 +100,26 @@ class RayBackend:
             ConfigError: the cluster has no room for them.
             RayrlError: the environment is not the planned one, or cannot be reached.
         """
-        have = float(ray.cluster_resources().get("CPU", 0))
-        if self._cpus * n > have:
+        self._require_room(n)
+        pending = [self._create() for _ in range(n)]
+        try:
+            return [self._await(name, handle, ref) for name, handle, ref in pending]
+        except RayrlError:
+            self._members.clear()
+            for _, handle, _ in pending:
+                ray.kill(handle, no_restart=True)
+            raise
+
+    def _require_room(self, n: int) -> None:
+        nodes = sorted((float(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]), reverse=True)
+        # an actor lives on one node: what is left over on two of them makes no room for one more
+        room = sum(int((cpus + 1e-9) / self._cpus) for cpus in nodes) if self._cpus else n
+        if room < n:
             raise ConfigError(
-                f"execution.actors: {n} actors of {self._cpus:g} CPUs need {self._cpus * n:g}, the cluster "
-                f"has {have:g}; "
+                f"execution.actors: {n} actors of {self._cpus:g} CPUs need {self._cpus * n:g} CPUs, the cluster has "
+                f"{sum(nodes):g} on {len(nodes)} node{'s' if len(nodes) != 1 else ''} and room for {room} of them; "
                 "lower execution.actors or execution.cpus_per_actor"
             )
-        pending = [self._create() for _ in range(n)]
-        return [self._await(name, handle, ref) for name, handle, ref in pending]
 
     def replace(self, worker: str) -> str:
         """Kill a member and put a new one in its place; returns the new name."""
@@ -184,9 +195,11 @@ class RayBackend:
             pid = ray.get(ref, timeout=self._start_timeout)
         except GetTimeoutError:
             ray.kill(handle)
+            free, have = (resources().get("CPU", 0.0) for resources in (ray.available_resources, ray.cluster_resources))
             raise ConfigError(
-                f"a rollout actor was not placed within {self._start_timeout:g} s; the cluster is full, or "
-                "execution.cpus_per_actor asks for more than a node has"
+                f"a rollout actor of {self._cpus:g} CPUs did not start within {self._start_timeout:g} s; the cluster "
+                f"has {free:g} of {have:g} CPUs free: others use the rest; wait for them, or lower execution.actors or "
+                "execution.cpus_per_actor"
             ) from None
         except RayTaskError as error:
             cause = error.cause if isinstance(getattr(error, "cause", None), Exception) else error

@@ -11,8 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,7 +94,7 @@ def run_rollout(
             spent = before.prompt_tokens + before.completion_tokens, before.prompt_tokens, before.completion_tokens
             run.tokens_before = spent[0]
             run.cost_before = _cost(experiment, spent[1], spent[2])
-            with _interruptible(install_signals) as interrupt:
+            with _Interrupt(install_signals) as interrupt:
                 run.roll_out(pending, before.last_attempt, interrupt)
         return run.finish(began)
 
@@ -128,13 +127,14 @@ class _Run:
         self._step = _metric_points(run_dir)
         self.tracker: Tracker | None = None
 
-    def roll_out(self, pending: list[Any], attempts_before: dict[str, int], interrupt: threading.Event) -> None:
+    def roll_out(self, pending: list[Any], attempts_before: dict[str, int], interrupt: _Interrupt) -> None:
         """Run ``pending`` and write every attempt."""
         experiment, execution = self.experiment, self.experiment.config.execution
         self.tracker = self._start_tracker()
         with ExitStack() as stack:
             clock = time.monotonic()
             host = _connect(experiment)
+            interrupt.install()  # ray.init puts its own SIGTERM handler in place, which would end us without a record
             self.stages["ray"] = time.monotonic() - clock
             clock = time.monotonic()
             shops = stack.enter_context(
@@ -154,13 +154,17 @@ class _Run:
             )
             pool.submit(pending, attempts_before=attempts_before)
             self._began = time.monotonic()
+
+            def on_tick() -> None:
+                self._steer(pool, interrupt)
+                self._show(pool, progress)
+
+            pool.on_tick = on_tick
             try:
                 for finished, disposition in pool.results():
                     if disposition is not Disposition.DUPLICATE:
                         writer.append(TraceLine(finished.record, finished.private, finished.training))
                     self._account(finished, disposition)
-                    self._steer(pool, interrupt)
-                    self._show(pool, progress)
             except (RunStalledError, TooManyFailuresError) as fault:
                 self._fault = fault
                 self.reason = str(fault)
@@ -229,7 +233,7 @@ class _Run:
             self.failed += 1
             self.gave_up += disposition is Disposition.GAVE_UP
 
-    def _steer(self, pool: RolloutPool, interrupt: threading.Event) -> None:
+    def _steer(self, pool: RolloutPool, interrupt: _Interrupt) -> None:
         execution = self.experiment.config.execution
         if interrupt.is_set() and not self.reason:
             self.reason = "interrupted; the same command goes on where it stopped"
@@ -333,26 +337,38 @@ def _metric_points(run_dir: Path) -> int:
     return path.read_bytes().count(b'"rollout/tick"') if path.exists() else 0
 
 
-@contextmanager
-def _interruptible(install: bool) -> Iterator[threading.Event]:
-    """Ctrl-C and SIGTERM set the event; a second one stops at once."""
-    interrupt = threading.Event()
-    if not install or threading.current_thread() is not threading.main_thread():
-        yield interrupt
-        return
+class _Interrupt:
+    """Ctrl-C and SIGTERM set it; a second one stops at once. Outside the main thread it is never set."""
 
-    def on_signal(number: int, frame: object) -> None:
-        if interrupt.is_set():
-            raise KeyboardInterrupt
-        interrupt.set()
-        print("\nstopping: running episodes are cancelled and recorded; once more to stop at once", file=sys.stderr)
+    def __init__(self, wanted: bool) -> None:
+        self._event = threading.Event()
+        self._wanted = wanted and threading.current_thread() is threading.main_thread()
+        self._old: dict[int, Any] = {}
 
-    old = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield interrupt
-    finally:
-        for number, handler in old.items():
+    def __enter__(self) -> _Interrupt:
+        self.install()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._old.items():
             signal.signal(number, handler)
+
+    def install(self) -> None:
+        """Put the handlers in place (again)."""
+        if self._wanted:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                handler = signal.signal(number, self._on_signal)
+                self._old.setdefault(number, handler)
+
+    def is_set(self) -> bool:
+        """Whether the run was asked to stop."""
+        return self._event.is_set()
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if self._event.is_set():
+            raise KeyboardInterrupt
+        self._event.set()
+        print("\nstopping: running episodes are cancelled and recorded; once more to stop at once", file=sys.stderr)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -299,6 +299,9 @@ def finish(attempt: Attempt, outcome: EpisodeOutcome) -> FinishedAttempt:
     record = outcome.record
     error: dict[str, Any] = record["error"] or {}
     final: dict[str, Any] = record["final"] or {}
+    code = error.get("code")
+    if code == "http_status":  # which status decides whether a second attempt makes sense
+        code = f"http_{(error.get('detail') or {}).get('status')}"
     training = None
     if outcome.training:
         training = b"\n".join(orjson.dumps(item) for item in outcome.training)
@@ -311,7 +314,7 @@ def finish(attempt: Attempt, outcome: EpisodeOutcome) -> FinishedAttempt:
         private=orjson.dumps(outcome.private) if outcome.private is not None else None,
         training=training,
         blame=error.get("class"),
-        code=error.get("code"),
+        code=code,
         message=error.get("message"),
         reward=float(final.get("reward", 0.0)),
         success=float(final.get("reward_detail", {}).get("r_success", 0.0)),
