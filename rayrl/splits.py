@@ -220,5 +220,5 @@ def _ids_of(value: Any) -> list[int] | None:
     if isinstance(value.get("range"), list) and len(value["range"]) == 2:
         return list(range(int(value["range"][0]), int(value["range"][1])))
     if "start" in value and ("end" in value or "stop" in value):
-        return list(range(int(value["start"]), int(value.get("end", value.get("stop")))))
+        return list(range(int(value["start"]), int(value["end"] if "end" in value else value["stop"])))
     return None

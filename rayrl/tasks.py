@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError, model_validator
 from rayrl.errors import ConfigError, DataError, did_you_mean
 from rayrl.schemas import EpisodeJob, Frozen, canonical_json, episode_seed, sha256_hex
 
-SPLITS_VERSION = "rayrl-splits-v1"
+SPLITS_VERSION: Literal["rayrl-splits-v1"] = "rayrl-splits-v1"
 Role = Literal["train", "val", "test"]
 
 

@@ -39,6 +39,16 @@ class TrackingConfig(Section):
     """W&B tags."""
 
 
+Mode = Literal["online", "offline", "disabled"]
+
+
+def mirror_mode(config: TrackingConfig) -> Mode:
+    """What ``auto`` means here and now."""
+    if config.wandb == "auto":
+        return "online" if os.environ.get("WANDB_API_KEY") else "offline"
+    return config.wandb
+
+
 def stable_run_id(experiment: str, fingerprint: str) -> str:
     """W&B run id: a hash of experiment name and fingerprint, so a resume continues the same run."""
     return sha256_hex(f"{experiment}:{fingerprint}")[:16]
@@ -67,17 +77,14 @@ class Tracker:
         self._run: Any = None
         self._step_names: set[str] = set()
         self.mirror_failures = 0
-        mode = config.wandb
-        if mode == "auto":
-            mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
-        self.mode = mode
+        self.mode = mirror_mode(config)
         if mode != "disabled":
             self._mirror(lambda: self._start_wandb(config, mode, run_name, run_id, group, job_type, config_dict or {}))
 
     def _start_wandb(
         self,
         config: TrackingConfig,
-        mode: str,
+        mode: Mode,
         name: str,
         run_id: str,
         group: str | None,
