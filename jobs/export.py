@@ -290,6 +290,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    from jobs.cli import command_main
+    from jobs.command import command_main
 
     raise SystemExit(command_main("export", add_arguments, run, None))

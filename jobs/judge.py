@@ -189,6 +189,6 @@ def _print(result: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    from jobs.cli import command_main
+    from jobs.command import command_main
 
     raise SystemExit(command_main("judge", add_arguments, run, None))

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 from rich.console import Console
 from rich.table import Table
-
-from rayrl.evaluation.tables import summary_tables
-
-if TYPE_CHECKING:
-    from jobs.rollout import RunResult
 
 
 def console() -> Console:
@@ -35,22 +30,3 @@ def facts_table(title: str, rows: list[tuple[str, Any]]) -> Table:
     for key, value in rows:
         table.add_row(key, str(value))
     return table
-
-
-def print_run(result: RunResult) -> None:
-    """A finished (or stopped) run, for people."""
-    out = console()
-    for table in summary_tables(result.summary):
-        out.print(table)
-    out.print(
-        facts_table(
-            "Run",
-            [
-                ("status", result.status + (f": {result.reason}" if result.reason else "")),
-                ("episodes", f"{result.complete} of {result.episodes} complete, {result.ran_now} of them now"),
-                ("seconds", f"{result.seconds:.1f}"),
-                ("fingerprint", result.fingerprint[:16]),
-                ("directory", result.run_dir),
-            ],
-        )
-    )

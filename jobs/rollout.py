@@ -20,12 +20,15 @@ from omegaconf import OmegaConf
 
 from actors.ledger import Disposition
 from actors.pool import RolloutPool, RunStalledError, TooManyFailuresError, WorkerBackend
+from jobs.command import command_main
 from jobs.events import EventLog
+from jobs.output import console, facts_table, print_json
 from jobs.progress import RunProgress
 from jobs.shop_servers import embedded_shops
 from rayrl.errors import ConfigError, RayrlError
 from rayrl.evaluation.rows import episode_rows
 from rayrl.evaluation.summary import summarize
+from rayrl.evaluation.tables import summary_tables
 from rayrl.experiment import Experiment, load_run_config, prepare
 from rayrl.guard import check_test_access, record_opening
 from rayrl.schemas import JsonDict
@@ -371,6 +374,25 @@ class _Interrupt:
         print("\nstopping: running episodes are cancelled and recorded; once more to stop at once", file=sys.stderr)
 
 
+def print_run(result: RunResult) -> None:
+    """A finished (or stopped) run, for people."""
+    out = console()
+    for table in summary_tables(result.summary):
+        out.print(table)
+    out.print(
+        facts_table(
+            "Run",
+            [
+                ("status", result.status + (f": {result.reason}" if result.reason else "")),
+                ("episodes", f"{result.complete} of {result.episodes} complete, {result.ran_now} of them now"),
+                ("seconds", f"{result.seconds:.1f}"),
+                ("fingerprint", result.fingerprint[:16]),
+                ("directory", result.run_dir),
+            ],
+        )
+    )
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``rayrl run``."""
     parser.add_argument("config", help="config file, or the name of a shipped one")
@@ -381,8 +403,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """``rayrl run``."""
-    from jobs.output import print_json, print_run
-
     for item in args.overrides:
         if "=" not in item:
             raise ConfigError(f"override {item!r} is not of the form section.key=value")
@@ -397,8 +417,6 @@ def run(args: argparse.Namespace) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point of ``python -m jobs.rollout``."""
-    from jobs.cli import command_main
-
     return command_main("rollout", add_arguments, run, argv)
 
 

@@ -78,8 +78,10 @@ class Tracker:
         self._step_names: set[str] = set()
         self.mirror_failures = 0
         self.mode = mirror_mode(config)
-        if mode != "disabled":
-            self._mirror(lambda: self._start_wandb(config, mode, run_name, run_id, group, job_type, config_dict or {}))
+        if self.mode != "disabled":
+            self._mirror(
+                lambda: self._start_wandb(config, self.mode, run_name, run_id, group, job_type, config_dict or {})
+            )
 
     def _start_wandb(
         self,
