@@ -50,8 +50,8 @@ class Disposition(Enum):
     """A late result of an attempt that was given up for lost; recorded nowhere but in the events."""
 
 
-NOT_RETRYABLE = frozenset({"http_400", "http_401", "http_403", "http_404", "http_422", "unknown_task", "bad_task"})
-"""Failures that a second attempt cannot mend."""
+NOT_RETRYABLE = frozenset({"http_status", "reset_bad_task", "environment_version", "observation_version"})
+"""Failures that a second attempt cannot mend: a 4xx of the model endpoint, an unknown task, another environment."""
 
 
 @dataclass

@@ -132,7 +132,8 @@ class AdaptiveConcurrency:
                 self.target += 1
 
 
-SHORTAGE_CODES = frozenset({"lease_queue_timeout", "queue_timeout", "no_free_slot", "limiter_timeout"})
+SHORTAGE_CODES = frozenset({"no_free_slot", "queue_timeout"})
+"""No lease within the reset time-out; no turn at the model endpoint."""
 
 
 class RolloutWorker:
