@@ -42,6 +42,8 @@ def main() -> None:
     parser.add_argument("--products", type=int, nargs="+", default=[300, 20_000])
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
+    load = os.getloadavg()[0]
+    print(f"load average before: {load:.2f} on {os.cpu_count()} cores" + (" (not quiet)" if load > 0.5 else ""))
     print(
         f"{'products':>9} {'clients':>8} {'steps/s':>9} {'x public':>9} {'p50 ms':>8} {'p95 ms':>8} "
         f"{'search p50':>11} {'p95':>7} {'reset p50':>10} {'server CPU':>11}"
@@ -63,7 +65,7 @@ def main() -> None:
                     flush=True,
                 )
     print(f"public server, 300 products: steps/s {PUBLIC_STEPS_PER_S}, search p50 ms {PUBLIC_SEARCH_P50_MS}")
-    print(json.dumps({"benchmark": "shop_server", "cores": os.cpu_count(), "rows": rows}))
+    print(json.dumps({"benchmark": "shop_server", "cores": os.cpu_count(), "load_before": load, "rows": rows}))
 
 
 def measure(server: ShopProcess, clients: int, seconds: float, tasks: list[int]) -> dict[str, float]:

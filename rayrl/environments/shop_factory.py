@@ -75,10 +75,13 @@ class FactoryCore:
         self._starting = asyncio.Lock()
         self._starts: dict[int, bytes] = {}
         self._goals: dict[int, JsonDict] = {}
+        self._identity: JsonDict | None = None
 
     def identity(self) -> dict[str, Any]:
         """See :meth:`ShopEnvironmentConfig.identity`."""
-        return self.config.identity()
+        if self._identity is None:
+            self._identity = self.config.identity()
+        return dict(self._identity)
 
     @property
     def client(self) -> ShopClient:
@@ -178,7 +181,7 @@ class FactoryCore:
             )
 
     def _check_health(self, base_url: str, health: JsonDict) -> None:
-        identity = self.config.identity()
+        identity = self.identity()
         expected = {
             "environment_version": identity["environment_version"],
             "observation_version": OBSERVATION_VERSION,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import logging
 import os
 import time
 from typing import Any
@@ -33,6 +34,8 @@ from rayrl.shop.versions import (
     SEARCH_VERSION,
     SERVER_NAME,
 )
+
+_log = logging.getLogger(__name__)
 
 ADMIN_HEADER = "X-Admin-Token"
 _ACTIONS = frozenset({"reset", "interact", "terminate", "release_one", "release_all", "heartbeat"})
@@ -145,6 +148,11 @@ class ShopServer:
             response.headers[CODE_HEADER] = error.code
             if error.retry_after_s is not None:
                 response.headers["Retry-After"] = f"{error.retry_after_s:g}"
+        except Exception:
+            # ours to answer for: say so in the protocol's form, and keep the details on this side
+            _log.exception("%s failed", action)
+            response = _json(500, ApiError(500, "internal_error", "the server failed; see its log").payload())
+            response.headers[CODE_HEADER] = "internal_error"
         self.metrics.observe(action, response.status, time.perf_counter() - began)
         return response
 

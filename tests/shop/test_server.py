@@ -192,6 +192,21 @@ async def test_page_size_and_query_limit_are_obeyed() -> None:
         assert [p["rank"] for p in result["observation_state"]["products"]] == [6, 7, 8, 9, 10]
 
 
+async def test_a_fault_of_the_server_is_a_500_with_a_code_and_nothing_else(monkeypatch: Any, caplog: Any) -> None:
+    async with running(slots=1) as (server, raw):
+        lease = await raw.reset()
+
+        def broken(*args: Any) -> Any:
+            raise RuntimeError("inner detail")
+
+        monkeypatch.setattr(server.shop, "step", broken)
+        status, result = await raw.act(lease, "search[x]")
+        assert (status, result["code"]) == (500, "internal_error")
+        assert "inner detail" not in str(result)
+        assert "inner detail" in caplog.text
+        assert (await raw.release(lease))[0] == 200
+
+
 async def test_many_clients_at_once_share_the_slots() -> None:
     async with running(slots=4, queue_timeout_s=30) as (server, raw):
 
