@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from rayrl.errors import DataError
 from rayrl.schemas import canonical_json, sha256_hex
 from rayrl.tasks import Role, Split, SplitManifest, task_ids_sha256
@@ -100,6 +102,9 @@ def build_splits(
     Raises:
         DataError: duplicate task ids, or too few small components to fill val and test.
     """
+    for name, size in (("val", val), ("test", test)):
+        if size < 0:
+            raise DataError(f"{name}: {size} is negative; use 0 for none")
     ids = [fact.task_id for fact in facts]
     if len(set(ids)) != len(ids):
         seen: set[int] = set()
@@ -183,17 +188,20 @@ def import_splits(path: Path) -> SplitManifest:
         raise DataError(f"{path}: expected an object of splits")
     splits: dict[str, Split] = {}
     for name, value in body.items():
-        ids = _ids_of(value)
-        if ids is None:
-            if name in _METADATA_KEYS or not isinstance(value, dict | list):
+        try:
+            ids = _ids_of(value)
+            if ids is None and (name in _METADATA_KEYS or not isinstance(value, dict | list)):
                 continue
-            raise DataError(f"{path}: split {name!r}: no task_ids, range or start/end found")
-        role = value.get("role", name) if isinstance(value, dict) else name
-        role = {"validation": "val", "dev": "val"}.get(str(role), str(role))
-        if role not in ("train", "val", "test"):
-            raise DataError(f"{path}: split {name!r}: role {role!r} is none of train, val, test")
-        persona = value.get("persona") if isinstance(value, dict) else None
-        splits[name] = make_split(role, ids, persona if isinstance(persona, bool) else None)  # type: ignore[arg-type]
+            if ids is None:
+                raise DataError(f"{path}: split {name!r}: no task_ids, range or start/end found")
+            role = value.get("role", name) if isinstance(value, dict) else name
+            role = {"validation": "val", "dev": "val"}.get(str(role), str(role))
+            if role not in ("train", "val", "test"):
+                raise DataError(f"{path}: split {name!r}: role {role!r} is none of train, val, test")
+            persona = value.get("persona") if isinstance(value, dict) else None
+            splits[name] = make_split(role, ids, persona if isinstance(persona, bool) else None)  # type: ignore[arg-type]
+        except (ValueError, TypeError) as error:
+            raise DataError(f"{path}: split {name!r}: {_reason(error)}") from None
     if not splits:
         raise DataError(f"{path}: holds no split")
     try:
@@ -203,7 +211,12 @@ def import_splits(path: Path) -> SplitManifest:
             grouping={k: raw[k] for k in ("grouping", "version", "schema_version") if k in raw},
         )
     except ValueError as error:
-        raise DataError(f"{path}: {error}") from None
+        raise DataError(f"{path}: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """The first problem on one line, without what pydantic adds around it."""
+    return str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else str(error)
 
 
 _METADATA_KEYS = {"grouping", "source", "metadata", "statistics", "stats", "counts", "method"}
