@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrl.evaluation.diagnosis import label_record
+from rayrl.evaluation.fastjson import loads_for_row
 from rayrl.evaluation.label_rates import LabelTally
 from rayrl.evaluation.rows import (
     EPISODE_ARROW,
@@ -69,7 +70,8 @@ def process_chunk(chunk: Chunk, options: PassOptions) -> pa.Table:
     goals = options.goals.get(run, {})
     values: list[tuple[Any, ...]] = []
     extra: tuple[Any, ...] = (None, None) if options.labels else ()
-    for offset, record, status in read_records(chunk):
+    # labels look at everything; a row needs a small part of a record
+    for offset, record, status in read_records(chunk, orjson.loads if options.labels else loads_for_row):
         if record is None:
             values.append(unusable_values(run, offset, status) + extra)
             continue

@@ -260,7 +260,7 @@ def episode_values(record: JsonDict, run: str = "", position: int = 0, wide: boo
         _text(error.get("stage")),
         _text(error.get("type")),
         _text(error.get("message")) if wide or error else None,
-        len(error.get("cleanup_errors") or ()),
+        len(error.get("cleanup_errors") or get("cleanup_errors") or ()),
         _text(reset.get("instruction", reset.get("task_instruction"))) if wide else None,
         _json(final.get("purchase")) if wide else None,
         _json(final.get("reward_detail")) if wide else None,

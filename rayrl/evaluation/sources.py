@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
 from rayrl.errors import DataError
+from rayrl.evaluation.fastjson import loads_for_row
 from rayrl.evaluation.rows import EPISODE_ARROW, KNOWN_SCHEMAS, episode_values, values_table
 from rayrl.schemas import JsonDict
 from rayrl.traces.store import PRIVATE, TRACES
@@ -174,11 +175,16 @@ def read_lines(chunk: Chunk) -> Iterator[tuple[int, bytes, bool]]:
         position += len(line) + 1
 
 
-def read_records(chunk: Chunk) -> Iterator[tuple[int, JsonDict | None, str]]:
-    """``(offset, record, status)`` per line; the record is ``None`` and the status says why when it is unusable."""
+def read_records(
+    chunk: Chunk, loads: Callable[[bytes], Any] = orjson.loads
+) -> Iterator[tuple[int, JsonDict | None, str]]:
+    """``(offset, record, status)`` per line; the record is ``None`` and the status says why when it is unusable.
+
+    ``loads`` may leave out parts of a record that the caller does not look at.
+    """
     for offset, line, ended in read_lines(chunk):
         try:
-            record = orjson.loads(line)
+            record = loads(line)
         except orjson.JSONDecodeError:
             yield offset, None, "malformed" if ended else "torn"
             continue
@@ -198,7 +204,7 @@ def chunk_table(chunk: Chunk, *, wide: bool = False) -> pa.Table:
     run = chunk.source.run
     values = [
         episode_values(record, run, offset, wide) if record is not None else unusable_values(run, offset, status)
-        for offset, record, status in read_records(chunk)
+        for offset, record, status in read_records(chunk, loads_for_row)
     ]
     return values_table(values)
 

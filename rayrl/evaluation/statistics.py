@@ -25,7 +25,8 @@ LEVEL = 0.95
 RESAMPLES = 2000
 NORMAL_FROM_CLUSTERS = 5000
 """From this many clusters on, the bootstrap equals the normal interval within its own Monte Carlo error."""
-_BLOCK = 2_000_000
+_BLOCK = 500_000
+"""Picks drawn at a time: bounds the memory of a bootstrap to some 12 MB."""
 
 
 @dataclass(frozen=True)

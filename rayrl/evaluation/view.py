@@ -92,8 +92,9 @@ class EpisodeView:
         return None if found is None else str(found)
 
     def states(self) -> list[tuple[int, JsonDict]]:
-        """Every page seen, with the step at which it was shown (the last one after the last step)."""
-        return [(s.index, s.state) for s in self.steps] + [(len(self.steps), self.last_state)]
+        """Every page seen, with the step that was taken on it (the last page: with the step that led to it)."""
+        last = [(self.steps[-1].index, self.last_state)] if self.steps else []
+        return [(s.index, s.state) for s in self.steps] + last
 
 
 def view_of(record: JsonDict, goal: JsonDict | None = None) -> EpisodeView:

@@ -105,3 +105,25 @@ def test_unknown_fields_and_foreign_records_are_refused():
 
 def test_schema_has_no_nested_types():
     assert not any(pa.types.is_nested(field.type) for field in (*EPISODE_ARROW, *STEP_ARROW))
+
+
+def test_selective_decoding_gives_the_same_rows():
+    from rayrl.evaluation.fastjson import loads_for_row
+    from rayrl.evaluation.rows import episode_values
+
+    records = list(make_records(TraceRecipe(tasks=20, failure_rate=0.3, skills=("s1",))))
+    odd = make_record(TraceRecipe(), 0, 0)
+    odd["steps"] = [{"model": "a string where an object is expected"}, *odd["steps"]]
+    strange = {**make_record(TraceRecipe(), 1, 0), "selected_skills": {"not": "a list"}}
+    for record in [*records, *map(as_v4, records), odd]:
+        line = orjson.dumps(record)
+        try:
+            expected = episode_values(orjson.loads(line))
+        except AttributeError as error:
+            with pytest.raises(AttributeError, match=str(error)):
+                episode_values(loads_for_row(line))
+        else:
+            assert episode_values(loads_for_row(line)) == expected
+    assert loads_for_row(orjson.dumps(strange)) == strange
+    with pytest.raises(orjson.JSONDecodeError):
+        loads_for_row(orjson.dumps(records[0])[:-40])

@@ -102,7 +102,7 @@ def test_compaction_is_lossless_and_verified(messy_run, tmp_path):
     assert packed.kind == "parquet"
     assert list(iter_records(packed)) == list(iter_records(source))
     rows, _ = split_unusable(read_rows([source]))
-    assert summarize(read_rows([packed]).select(SUMMARY_COLUMNS + ["instruction"])) == summarize(rows)
+    assert summarize(read_rows([packed]).select([*SUMMARY_COLUMNS, "instruction"])) == summarize(rows)
     assert target.stat().st_size < source.size / 5
 
 
@@ -138,7 +138,11 @@ def test_s3_against_a_local_server(messy_run, monkeypatch):
     server.start()
     try:
         host, port = server.get_host_and_port()
-        for name, value in {"ACCESS_KEY_ID": "test", "SECRET_ACCESS_KEY": "test", "DEFAULT_REGION": "us-east-1"}.items():
+        for name, value in {
+            "ACCESS_KEY_ID": "test",
+            "SECRET_ACCESS_KEY": "test",
+            "DEFAULT_REGION": "us-east-1",
+        }.items():
             monkeypatch.setenv(f"AWS_{name}", value)
         client = boto3.client("s3", endpoint_url=f"http://{host}:{port}")
         client.create_bucket(Bucket="traces")

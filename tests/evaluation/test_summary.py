@@ -45,7 +45,9 @@ def test_first_complete_record_wins_and_failures_never_hide_it():
 
 
 def test_order_of_rows_does_not_matter():
-    rows = [{**row, "position": n} for n, row in enumerate(episode_rows(make_records(TraceRecipe(tasks=40, samples=3))))]
+    rows = [
+        {**row, "position": n} for n, row in enumerate(episode_rows(make_records(TraceRecipe(tasks=40, samples=3))))
+    ]
     shuffled = rows[:]
     random.Random(3).shuffle(shuffled)
     assert summarize(rows) == summarize(shuffled)
