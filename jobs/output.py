@@ -6,8 +6,10 @@ import sys
 from typing import Any
 
 import orjson
-from rich.console import Console
+from rich.console import Console, Group
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 
 def console() -> Console:
@@ -22,11 +24,11 @@ def print_json(value: Any) -> None:
     sys.stdout.flush()
 
 
-def facts_table(title: str, rows: list[tuple[str, Any]]) -> Table:
-    """A two-column table of facts."""
-    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+def facts_table(title: str, rows: list[tuple[str, Any]]) -> Group:
+    """A title and two columns of facts."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column("what", style="bold", no_wrap=True)
     table.add_column("value", overflow="fold")
     for key, value in rows:
-        table.add_row(key, str(value))
-    return table
+        table.add_row(key, escape(str(value)))
+    return Group(Text(title, style="bold"), table)

@@ -86,7 +86,7 @@ def find_config(name: str | Path) -> Path:
     for candidate in (root / relative, root / f"{relative}.yaml"):
         if candidate.is_file():
             return candidate
-    known = sorted(str(p.relative_to(root).with_suffix("")) for p in root.rglob("*.yaml"))
+    known = sorted(str(p.relative_to(root).with_suffix("")) for p in root.rglob("*.yaml") if p.parent.name != "prompts")
     hint = did_you_mean(str(relative.with_suffix("")), known)
     raise ConfigError(f"config {str(name)!r} does not exist{hint}; shipped configs: {', '.join(known)}")
 
