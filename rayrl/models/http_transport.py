@@ -97,28 +97,50 @@ def is_loopback(url: str) -> bool:
         return False
 
 
-def open_client(config: ModelConfig, key: ApiKey) -> httpx.AsyncClient:
-    """The client of one model instance; needs a running event loop. Concurrency is bounded by the limiter, not here."""
-    trust_env = config.trust_env
-    if trust_env is None:
-        trust_env = not is_loopback(config.base_url or "")
+class Endpoint:
+    """The connections of one model instance: httpx's transport API without its client around it.
 
-    def session() -> aiohttp.ClientSession:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60, ttl_dns_cache=60)
-        return aiohttp.ClientSession(
-            connector=connector, trust_env=bool(trust_env), cookie_jar=aiohttp.DummyCookieJar()
+    Cookies, redirects, auth flows and the merging of client defaults are not wanted here, and cost as much as the
+    request itself. Needs a running event loop. Concurrency is bounded by the limiter, not here.
+    """
+
+    def __init__(self, config: ModelConfig, key: ApiKey) -> None:
+        trust_env = config.trust_env
+        if trust_env is None:
+            trust_env = not is_loopback(config.base_url or "")
+
+        def session() -> aiohttp.ClientSession:
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60, ttl_dns_cache=60)
+            return aiohttp.ClientSession(
+                connector=connector, trust_env=bool(trust_env), cookie_jar=aiohttp.DummyCookieJar()
+            )
+
+        self._transport = AiohttpTransport(client=session)
+        self._url = httpx.URL(f"{config.base_url}/chat/completions")
+        self._headers = httpx.Headers(
+            {
+                "content-type": "application/json",
+                "accept": "application/json",
+                # named, or aiohttp would offer what httpx may not be able to decode
+                "accept-encoding": "gzip, deflate",
+                **key.header(),
+            }
         )
+        self._extensions = {
+            "timeout": httpx.Timeout(config.timeouts.read_s, connect=config.timeouts.connect_s).as_dict()
+        }
 
-    timeouts = config.timeouts
-    return httpx.AsyncClient(
-        transport=AiohttpTransport(client=session),
-        headers={"content-type": "application/json", "accept": "application/json", **key.header()},
-        timeout=httpx.Timeout(timeouts.read_s, connect=timeouts.connect_s),
-        trust_env=False,
-    )
+    async def post(self, body: bytes) -> httpx.Response:
+        """Send a request; returns once the status is there, the body still to be read."""
+        request = httpx.Request("POST", self._url, headers=self._headers, content=body, extensions=self._extensions)
+        return await self._transport.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._transport.aclose()
 
 
-async def send_once(client: httpx.AsyncClient, url: httpx.URL, body: bytes, key: ApiKey, until: float) -> Reply | Fault:
+async def send_once(endpoint: Endpoint, body: bytes, key: ApiKey, until: float) -> Reply | Fault:
     """Send one request and sort what happens.
 
     Args:
@@ -130,8 +152,7 @@ async def send_once(client: httpx.AsyncClient, url: httpx.URL, body: bytes, key:
     response: httpx.Response | None = None
     try:
         async with asyncio.timeout_at(until):
-            request = client.build_request("POST", url, content=body)
-            response = await client.send(request, stream=True)
+            response = await endpoint.post(body)
             try:
                 content = await response.aread()
             finally:

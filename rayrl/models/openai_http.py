@@ -17,14 +17,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import orjson
 
 from rayrl.errors import ConfigError, ContextOverflowError, ModelTransportError
 from rayrl.models.completion import Rules, read_completion, unreadable
 from rayrl.models.config import ModelConfig
 from rayrl.models.context import is_context_error, prompt_floor
-from rayrl.models.http_transport import ApiKey, Fault, Reply, open_client, send_once
+from rayrl.models.http_transport import ApiKey, Endpoint, Fault, Reply, send_once
 from rayrl.models.json_schema import render_messages, response_format
 from rayrl.models.limiter import Limiter, LimiterTimeoutError, limiter_for
 from rayrl.models.retry import RETRY_STATUSES, THROTTLE_STATUSES, backoff_s
@@ -48,12 +47,11 @@ class OpenAIChatModel:
         self._identity = identity if identity is not None else config.semantic()
         self._on_event = on_event
         self._key = ApiKey.from_env(config.api_key_env)
-        self._url = httpx.URL(f"{config.base_url}/chat/completions")
         self._template = _static_fields(config)
         self._rules = Rules(
             json_schema=config.tool_protocol == "json_schema", allow_text_beside_call=config.allow_text_beside_call
         )
-        self._client: httpx.AsyncClient | None = None
+        self._endpoint: Endpoint | None = None
         self._limiter: Limiter | None = None
         self._closed = False
         self._counts: Counter[str] = Counter()
@@ -81,7 +79,7 @@ class OpenAIChatModel:
                 stage="model",
                 detail={"known_beforehand": True, "tokens_at_least": floor, "context_limit": limit},
             )
-        client, limiter = self._open()
+        endpoint, limiter = self._open()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._config.timeouts.queue_s
         trail: list[str] = []
@@ -95,7 +93,7 @@ class OpenAIChatModel:
             try:
                 self._counts["requests"] += 1
                 until = min(deadline, started + self._config.timeouts.attempt_s)
-                outcome = await send_once(client, self._url, body, self._key, until)
+                outcome = await send_once(endpoint, body, self._key, until)
                 if isinstance(outcome, Reply) and outcome.status in THROTTLE_STATUSES:
                     self._throttled(limiter, outcome)
             finally:
@@ -117,17 +115,17 @@ class OpenAIChatModel:
     async def aclose(self) -> None:
         """Close the connections. Idempotent."""
         self._closed = True
-        client, self._client = self._client, None
-        if client is not None:
-            await client.aclose()
+        endpoint, self._endpoint = self._endpoint, None
+        if endpoint is not None:
+            await endpoint.aclose()
 
-    def _open(self) -> tuple[httpx.AsyncClient, Limiter]:
+    def _open(self) -> tuple[Endpoint, Limiter]:
         if self._closed:
             raise RuntimeError("this model is closed")
-        if self._client is None or self._limiter is None:
-            self._client = open_client(self._config, self._key)
-            self._limiter = limiter_for(str(self._url), self._config.max_concurrency)
-        return self._client, self._limiter
+        if self._endpoint is None or self._limiter is None:
+            self._endpoint = Endpoint(self._config, self._key)
+            self._limiter = limiter_for(str(self._config.base_url), self._config.max_concurrency)
+        return self._endpoint, self._limiter
 
     def _body(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], seed: int) -> tuple[bytes, int]:
         """The request, and how many bytes of it surely reach the model as prompt."""
