@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
 import orjson
+from pydantic import Field
 
 from rayrl.config import Section, operational
 from rayrl.environments.base import Environment, EnvironmentFactory
@@ -34,6 +33,7 @@ from rayrl.errors import (
 )
 from rayrl.models.base import ChatModel
 from rayrl.prompts import PromptBuilder
+from rayrl.runtime_checks import describe_error, of_type, one_call, step_result
 from rayrl.schemas import (
     EPISODE_SCHEMA,
     EpisodeJob,
@@ -57,11 +57,11 @@ CLOSE_TIMEOUT_S = 15.0
 class RuntimeConfig(Section):
     """Limits of one episode."""
 
-    max_actions: int = 30
+    max_actions: int = Field(30, ge=1)
     """Completions per episode, protocol errors included; the episode is then ended with ``action_limit``."""
-    max_episode_tokens: int | None = None
+    max_episode_tokens: int | None = Field(None, ge=1)
     """Prompt + completion tokens per episode as the server counts them; ended with ``generation_length`` beyond."""
-    deadline_s: float = operational(900.0)
+    deadline_s: float = operational(900.0, gt=0)
     """Wall-clock limit of an attempt; past it the attempt is an infrastructure failure, unscored, and run again."""
 
 
@@ -120,10 +120,13 @@ class AgentRuntime:
         status: Status = "completed"
         error: JsonDict | None = None
         try:
+            limit = asyncio.timeout(self.config.deadline_s)
             try:
-                async with asyncio.timeout(self.config.deadline_s):
+                async with limit:
                     await episode.play()
             except TimeoutError as timeout:
+                if not limit.expired():
+                    raise  # a time-out of the environment's or model's own, not ours
                 raise DeadlineExceededError(
                     f"no result after {self.config.deadline_s:g} s; was in stage {episode.progress.stage!r}",
                     code="deadline",
@@ -135,14 +138,24 @@ class AgentRuntime:
             if task is not None:
                 task.uncancel()
             status = "cancelled"
-            error = {"class": Blame.INFRASTRUCTURE.value, "code": "cancelled", "stage": episode.progress.stage}
+            error = {
+                "class": Blame.INFRASTRUCTURE.value,
+                "code": "cancelled",
+                "stage": episode.progress.stage,
+                "type": "CancelledError",
+                "message": f"cancelled in stage {episode.progress.stage!r}",
+            }
         except Exception as failure:
             status = "failed"
             error = describe_error(failure, stage=episode.progress.stage)
         cleanup = await episode.close()
         if cleanup:
             error = {**error, "cleanup_errors": cleanup} if error else None
-        return episode.outcome(status, error, cleanup)
+        try:
+            return episode.outcome(status, error, cleanup)
+        except Exception as failure:
+            # something the episode holds has no JSON form; what it was is said, the rest of it cannot be kept
+            return episode.without_content(describe_error(failure, stage="record"), cleanup)
 
 
 class _Episode:
@@ -174,11 +187,11 @@ class _Episode:
         rt, job = self.runtime, self.job
         self._enter("reset")
         self.environment = rt.environments.open()
-        self.reset = await self.environment.reset(job)
+        self.reset = of_type(await self.environment.reset(job), ResetResult, "reset")
         self._keep_private(self.reset.private)
         observation = self.reset.observation
         self._enter("select_skills")
-        self.selected = await rt.skills.select(
+        selected = await rt.skills.select(
             PublicContext(
                 job=job,
                 instruction=self.reset.instruction,
@@ -186,6 +199,9 @@ class _Episode:
                 observation_state=observation.state,
             )
         )
+        if not isinstance(selected, list) or not all(isinstance(skill, Skill) for skill in selected):
+            raise EpisodeError("select() did not return a list of Skill", code="skills_protocol", stage="select_skills")
+        self.selected = selected
         self.conversation = rt.prompts.start(
             instruction=self.reset.instruction,
             persona=self.reset.persona,
@@ -220,7 +236,7 @@ class _Episode:
             else:
                 call = output.tool_calls[0]
                 self._enter("step", index, call.name)
-                result = await self.environment.step(call, seed=seed)
+                result = step_result(await self.environment.step(call, seed=seed), "step")
                 self._acted(step, output, call, result)
                 observation = result.observation
                 if result.done:
@@ -288,21 +304,31 @@ class _Episode:
         }
         if cleanup and error is None:
             record["cleanup_errors"] = cleanup
-        private = None
-        if self.private is not None:
-            private = {"episode_id": self.job.episode_id, "attempt": self.attempt, "goal": self.private}
         training = None
         if self.training:
             training = [
                 {"episode_id": self.job.episode_id, "attempt": self.attempt, **tokens} for tokens in self.training
             ]
-        return EpisodeOutcome(record=record, private=private, training=training)
+        return EpisodeOutcome(record=record, private=self._private_line(), training=training)
+
+    def without_content(self, error: JsonDict, cleanup: list[JsonDict]) -> EpisodeOutcome:
+        """A failed record that says only that there was an episode, and why nothing of it could be kept."""
+        self.reset, self.selected, self.conversation, self.steps, self.training = None, [], [], [], []
+        self.intern = Interner()
+        return self.outcome("failed", {**error, "cleanup_errors": cleanup} if cleanup else error, cleanup)
+
+    def _private_line(self) -> JsonDict | None:
+        if self.private is None:
+            return None
+        # an environment that keeps more than the goal private says {"goal": ..., more}; else all of it is the goal
+        goal = self.private.get("goal", self.private)
+        return {"episode_id": self.job.episode_id, "attempt": self.attempt, "goal": goal}
 
     async def _terminate(self, reason: str, index: int) -> None:
         self._enter("terminate", index, reason)
         if self.environment is None:  # play() opened it; kept for the type checker and for readers
             raise EnvironmentFaultError("terminate without an environment", code="no_environment", stage="terminate")
-        result = await self.environment.terminate(reason)
+        result = step_result(await self.environment.terminate(reason), "terminate")
         if not result.done:
             raise EnvironmentFaultError(
                 f"the environment did not end the episode on terminate({reason!r})",
@@ -386,43 +412,3 @@ class _Episode:
     def _enter(self, stage: str, step: int = 0, request: str = "") -> None:
         self.progress.enter(stage, step, request)
         self.on_step(self.progress)
-
-
-def one_call(output: ModelOutput, tools: list[JsonDict]) -> ModelOutput:
-    """The one-call rule for adapters that do not check it themselves: a call too many, none, or an unknown tool."""
-    if output.protocol_error is not None or output.policy_failure is not None:
-        return output
-    names = {tool["function"]["name"] for tool in tools}
-    if len(output.tool_calls) == 1 and output.tool_calls[0].name in names:
-        return output
-    if not output.tool_calls:
-        error = ProtocolError(code="no_tool_call", message="the reply holds no tool call.")
-    elif len(output.tool_calls) > 1:
-        error = ProtocolError(code="multiple_tool_calls", message=f"the reply holds {len(output.tool_calls)} calls.")
-    else:
-        error = ProtocolError(code="unknown_tool", message=f"there is no tool {output.tool_calls[0].name!r} here.")
-    return output.model_copy(update={"protocol_error": error})
-
-
-def describe_error(error: BaseException, *, stage: str) -> dict[str, Any]:
-    """The ``error`` object of a failed record. An unexpected exception is an infrastructure failure with its
-    traceback."""
-    if isinstance(error, EpisodeError):
-        described: dict[str, Any] = {
-            "class": error.blame.value,
-            "code": error.code,
-            "stage": error.stage or stage,
-            "type": type(error).__name__,
-            "message": str(error),
-        }
-        if error.detail:
-            described["detail"] = error.detail
-        return described
-    return {
-        "class": Blame.INFRASTRUCTURE.value,
-        "code": "unexpected",
-        "stage": stage,
-        "type": type(error).__name__,
-        "message": str(error),
-        "traceback": "".join(traceback.format_exception(error))[-8000:],
-    }

@@ -16,6 +16,7 @@ import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import orjson
@@ -230,6 +231,16 @@ class RolloutWorker:
             self._progress[key] = Progress(attempt.job.episode_id)
             task = asyncio.create_task(self._run(attempt, key), name=f"episode {key[0]} attempt {key[1]}")
             self._tasks[key] = task
+            task.add_done_callback(partial(self._ended, attempt, key))
+
+    def _ended(self, attempt: Attempt, key: tuple[str, int], task: asyncio.Task[None]) -> None:
+        """Closes the books of a task that was cancelled before its first step: its body never ran."""
+        if self._tasks.get(key) is not task:
+            return
+        del self._tasks[key]
+        self._progress.pop(key, None)
+        self._deliver(attempt, cancelled_before_start(attempt, self.spec.provenance))
+        self._fill()
 
     async def _run(self, attempt: Attempt, key: tuple[str, int]) -> None:
         def on_step(progress: Progress) -> None:
@@ -300,9 +311,6 @@ def finish(attempt: Attempt, outcome: EpisodeOutcome) -> FinishedAttempt:
     record = outcome.record
     error: dict[str, Any] = record["error"] or {}
     final: dict[str, Any] = record["final"] or {}
-    code = error.get("code")
-    if code == "http_status":  # which status decides whether a second attempt makes sense
-        code = f"http_{(error.get('detail') or {}).get('status')}"
     training = None
     if outcome.training:
         training = b"\n".join(orjson.dumps(item) for item in outcome.training)
@@ -315,15 +323,20 @@ def finish(attempt: Attempt, outcome: EpisodeOutcome) -> FinishedAttempt:
         private=orjson.dumps(outcome.private) if outcome.private is not None else None,
         training=training,
         blame=error.get("class"),
-        code=code,
+        code=error.get("code"),
         message=error.get("message"),
-        reward=float(final.get("reward", 0.0)),
-        success=float(final.get("reward_detail", {}).get("r_success", 0.0)),
+        reward=_number(final.get("reward")),
+        success=_number((final.get("reward_detail") or {}).get("r_success")),
         prompt_tokens=record["usage"]["prompt_tokens"],
         completion_tokens=record["usage"]["completion_tokens"],
         model_steps=len(record["steps"]),
         duration_s=record["duration_s"],
     )
+
+
+def _number(value: Any) -> float:
+    # an environment may leave a detail out or null; that must not cost a finished episode
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def failed_without_record(
