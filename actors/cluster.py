@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -26,6 +27,8 @@ def connect(address: str | None = None, *, num_cpus: int | None = None) -> dict[
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
+    # a hint about its own token file on every start; what it does (authenticate) is right
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     wanted = address or os.environ.get("RAY_ADDRESS")
     if not ray.is_initialized():
         common: dict[str, Any] = {"namespace": "rayrl", "log_to_driver": False, "configure_logging": False}
