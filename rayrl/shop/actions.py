@@ -14,8 +14,9 @@ from rayrl.shop.text import collapse
 
 _COMMAND = re.compile(r"(search|click)\[(.*)\]", re.DOTALL)
 _STARTS = ("search[", "click[")
-_CHAINED = re.compile(r"\][\s,;，；、.。&+]*(?:then|and|然后|再)?\s*(?:search|click)\[")
-_ACTION_LINE = re.compile(r"^[ \t]*Action:[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+# bounded repetition: the text is the policy's, and must not buy quadratic time
+_CHAINED = re.compile(r"\][\s,;，；、.。&+]{0,8}(?:then|and|然后|再)?\s{0,8}(?:search|click)\[")
+_ACTION_LINE = re.compile(r"^[ \t]{0,8}Action:(.*)$", re.MULTILINE)
 
 FORMAT_MESSAGE = "动作必须使用 search[...] 或 click[...] 格式"
 MULTIPLE_MESSAGE = "一次调用只能执行一个 search[...] 或 click[...] 动作"
@@ -52,7 +53,7 @@ def parse_action(text: str) -> Action | BadAction:
         if len(lines) > 1:
             return BadAction(collapse(unfolded), "multiple_actions_not_allowed", MULTIPLE_MESSAGE)
         if lines:
-            body = lines[0]
+            body = lines[0].strip()
     match = _COMMAND.fullmatch(body)
     if match is None:
         # "search[a] and more" is no single command either, but not two of them

@@ -18,6 +18,9 @@ from rayrl.shop.search import SearchIndex
 from rayrl.shop.text import normalise
 from rayrl.shop.versions import MAX_OPTION_VALUES, OBSERVATION_VERSION, PAGE_SIZE
 
+_LONGEST_CACHED = 512
+"""Characters of a query whose pages are kept."""
+
 BACK = "back to search"
 PREV = "< prev"
 NEXT = "next >"
@@ -198,7 +201,8 @@ class Shop:
             case Home():
                 out: dict[str, Any] = {"page_type": "search_home", "search_available": True, "actions": []}
             case Results():
-                out = dict(self._results_view(page))
+                short = len(page.query) <= _LONGEST_CACHED
+                out = dict(self._results_view(page) if short else self._make_results_view(page))
             case Detail():
                 out = self._detail_state(page)
             case Terminal():

@@ -30,6 +30,9 @@ WEIGHTS = (3.0, 2.0, 2.0, 2.5, 1.5, 1.2, 0.8)
 K1 = 1.2
 B = 0.75
 
+_LONGEST_CACHED = 128
+"""Terms of a query that is kept; a policy's endless query is answered but takes no memory."""
+
 _MODEL = re.compile(r"\b(?=\w*\d)(?=\w*[A-Za-z])[A-Za-z0-9]+\b", re.ASCII)
 
 
@@ -63,12 +66,11 @@ class SearchIndex:
     def search(self, query: str, limit: int = MAX_RESULTS) -> tuple[str, ...]:
         """Asins of the best ``limit`` products, best first; empty if no term of the query occurs anywhere."""
         key = tuple(dict.fromkeys(terms(query)))
+        if limit != MAX_RESULTS or len(key) > _LONGEST_CACHED:
+            return self._rank(key, limit)
         cached = self._cache.get(key)
-        if cached is None or limit != MAX_RESULTS:
-            cached = self._rank(key, limit)
-            if limit != MAX_RESULTS:
-                return cached
-            self._cache[key] = cached
+        if cached is None:
+            cached = self._cache[key] = self._rank(key, limit)
             if len(self._cache) > self._cache_size:
                 self._cache.popitem(last=False)
         else:

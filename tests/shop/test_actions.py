@@ -60,6 +60,23 @@ def test_no_command(text: str, reason: str) -> None:
     assert parsed.reason == reason
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "search[" + "] " * 200_000,
+        "search[a]" + " " * 400_000 + "x",
+        "Action:" + " " * 400_000 + "x",
+        "]" * 400_000,
+        "search[" + "[" * 400_000 + "]",
+        "Action: a\n" * 100_000,
+    ],
+    ids=["brackets", "spaces", "action spaces", "closing", "opening", "lines"],
+)
+def test_long_texts_take_linear_time(text: str) -> None:
+    """Quadratic matching would need minutes here, and stop every episode of the server."""
+    parse_action(text)
+
+
 @settings(deadline=None)
 @given(
     st.text(alphabet=st.sampled_from("searchclick[]Action: \n\\n,，台灯<r>=xyz"), max_size=80) | st.text(max_size=80)

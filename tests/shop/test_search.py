@@ -89,6 +89,12 @@ def test_any_text_is_a_query(query: str) -> None:
     assert set(found) <= RECORDED.products.keys()
 
 
+def test_an_endless_query_is_answered_and_not_kept() -> None:
+    index = SearchIndex(list(RECORDED.products.values()))
+    assert index.search("台灯 " + " ".join(f"w{n}" for n in range(10_000))) == INDEX.search("台灯")
+    assert len(index._cache) == 0
+
+
 def test_the_cache_is_bounded_and_does_not_change_answers() -> None:
     index = SearchIndex(list(RECORDED.products.values()), cache_size=2)
     queries = ["台灯", "枕头", "咖啡机", "台灯"]
