@@ -99,8 +99,9 @@ class LocalConfig(Section):
     """Context window in tokens per slot."""
     slots: int = operational(2, ge=1, le=64)
     """Completions decoded at the same time."""
-    threads: int = operational(2, ge=1, le=256)
-    """CPU threads for decoding."""
+    threads: int | None = operational(None, ge=1, le=256)
+    """CPU threads for decoding. Null: half the cores, at most 8; llama.cpp's threads wait for each other, so with as
+    many threads as cores a busy machine decodes ten times slower than with one thread."""
     start_timeout_s: float = operational(120.0, gt=0)
     """How long the server may take to load the weights."""
 

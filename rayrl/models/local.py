@@ -16,6 +16,7 @@ import asyncio
 import functools
 import hashlib
 import importlib.util
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -93,8 +94,7 @@ def start_server(config: LocalConfig, *, port: int = 0) -> Any:
     params.model_alias = {path.stem}
     params.n_ctx = config.context * config.slots
     params.n_parallel = config.slots
-    params.cpuparams.n_threads = config.threads
-    params.cpuparams_batch.n_threads = config.threads
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = thread_count(config)
     params.n_threads_http = config.slots + 2
     params.n_gpu_layers = 0
     params.port = port
@@ -106,13 +106,24 @@ def start_server(config: LocalConfig, *, port: int = 0) -> Any:
         raise ConfigError(f"llama.cpp cannot serve {path.name}: {' '.join(str(error).split())[:300]}") from None
 
 
+def thread_count(config: LocalConfig) -> int:
+    """Decoding threads: as configured, else half the cores this process may use, 1 to 8."""
+    if config.threads is not None:
+        return config.threads
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this platform
+        cores = os.cpu_count() or 1
+    return max(1, min(8, cores // 2))
+
+
 _servers: dict[tuple[str, int, int, int], Any] = {}
 _servers_lock = threading.Lock()
 
 
 def shared_server_url(config: LocalConfig) -> str:
     """Base URL (with ``/v1``) of this process's server for these settings, started if need be. Blocking."""
-    key = (str(weights_path(config)), config.context, config.slots, config.threads)
+    key = (str(weights_path(config)), config.context, config.slots, thread_count(config))
     with _servers_lock:
         server = _servers.get(key)
         if server is None:
