@@ -110,8 +110,7 @@ async def test_a_drain_returns_in_time_while_everything_hangs_and_says_where(mon
     assert {(name, stage) for name, stage, *_ in report.active} == {(job(t).episode_id, "reset") for t in (1, 2)}
     again = await worker.drain(0.0)
     assert again.transitions == report.transitions  # what the watchdog looks at
-    await worker.stop()
-    left = (await worker.drain(0.0)).finished
+    left = (await worker.stop()).finished
     assert sorted(f.status for f in left) == ["cancelled"] * 3
 
 
