@@ -14,6 +14,7 @@ from rayrl.worker import Attempt, DrainReport, RolloutWorker, WorkerSpec
 
 T = TypeVar("T")
 NAME = "inprocess-1"
+STOP_TIMEOUT_S = 30.0
 
 
 class InProcessBackend:
@@ -34,7 +35,11 @@ class InProcessBackend:
 
         async def build() -> RolloutWorker:
             worker = RolloutWorker(self._spec)
-            await worker.start()
+            try:
+                await worker.start()
+            except BaseException:
+                await worker.stop()
+                raise
             return worker
 
         self._worker = self._call(build())
@@ -65,17 +70,28 @@ class InProcessBackend:
         return [(NAME, report)]
 
     def cancel(self, worker: str, episode_ids: list[str] | None = None) -> None:
-        """See RayBackend."""
-        self._call(self._ready().cancel(episode_ids))
+        """See RayBackend. Does not wait: the loop may hang in the very code that is to be cancelled."""
+        asyncio.run_coroutine_threadsafe(self._ready().cancel(episode_ids), self._loop)
 
-    def stop(self) -> None:
-        """See RayBackend."""
-        if self._worker is not None:
-            self._call(self._worker.stop())
-            self._worker = None
+    def stop(self) -> list[tuple[str, DrainReport | str]]:
+        """See RayBackend. Idempotent.
+
+        As there, trouble while closing is no trouble of the run, whose results are written already. A loop that hangs
+        in blocking code is left behind: its thread ends with the process.
+        """
+        worker, self._worker = self._worker, None
+        out: list[tuple[str, DrainReport | str]] = []
+        if worker is not None:
+            try:
+                out.append((NAME, self._call(worker.stop(), timeout_s=min(self._timeout, STOP_TIMEOUT_S))))
+            except Exception as error:
+                out.append((NAME, f"{type(error).__name__}: {error}"))
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(timeout=10)
+            self._thread.join(timeout=5)
+        if not self._thread.is_alive() and not self._loop.is_closed():
+            self._loop.close()
+        return out
 
     def pid(self, worker: str) -> int:
         """This process."""
@@ -86,5 +102,16 @@ class InProcessBackend:
             raise RayrlError("the worker was used before start()")
         return self._worker
 
-    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=self._timeout)
+    def _call(self, coroutine: Coroutine[Any, Any, T], *, timeout_s: float | None = None) -> T:
+        limit = self._timeout if timeout_s is None else timeout_s
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result(timeout=limit)
+        except concurrent.futures.TimeoutError:
+            if future.done():
+                raise  # the call itself ran into a time-out
+            future.cancel()
+            raise RayrlError(
+                f"the in-process worker did not answer for {limit:g} s: an environment, model or skill provider "
+                "blocks its event loop (use await, or execution.mode=ray, which can replace workers)"
+            ) from None

@@ -31,7 +31,7 @@ class WorkerBackend(Protocol):
     def arm(self, worker: str) -> None: ...  # noqa: D102
     def wait(self, timeout_s: float) -> list[tuple[str, DrainReport | str]]: ...  # noqa: D102
     def cancel(self, worker: str, episode_ids: list[str] | None = None) -> None: ...  # noqa: D102
-    def stop(self) -> None: ...  # noqa: D102
+    def stop(self) -> list[tuple[str, DrainReport | str]]: ...  # noqa: D102
 
 
 class RunStalledError(RayrlError):
@@ -91,12 +91,28 @@ class RolloutPool:
         self.peak_in_flight = 0
 
     def __enter__(self) -> RolloutPool:
-        for name in self.backend.start(self.execution.actors):
+        try:
+            names = self.backend.start(self.execution.actors)
+        except BaseException:
+            self.backend.stop()  # __exit__ is not called when __enter__ fails
+            raise
+        for name in names:
             self._workers[name] = _WorkerState(self.spec.concurrency)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.backend.stop()
+        self.close()
+
+    def close(self) -> None:
+        """End the workers. Afterwards the gauges say what they left open. Idempotent."""
+        for worker, report in self.backend.stop():
+            if isinstance(report, str):
+                self._on_event({"event": "worker_stop_failed", "worker": worker, "reason": report})
+                continue
+            for event in report.events:
+                self._on_event({"worker": worker, **event})
+            if worker in self._workers:
+                self._workers[worker].gauges = report.gauges
 
     def submit(
         self, jobs: list[EpisodeJob], *, priority: int = 0, attempts_before: dict[str, int] | None = None

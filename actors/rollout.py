@@ -16,6 +16,7 @@ from rayrl.errors import ConfigError, RayrlError
 from rayrl.worker import Attempt, DrainReport, RolloutWorker, WorkerSpec
 
 DRAIN_WAIT_S = 1.0
+STOP_WAIT_S = 25.0
 
 
 @ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=64)
@@ -56,10 +57,9 @@ class RolloutActor:
         """See :meth:`RolloutWorker.cancel`."""
         await self._ready().cancel(episode_ids)
 
-    async def stop(self) -> None:
+    async def stop(self) -> DrainReport | None:
         """See :meth:`RolloutWorker.stop`."""
-        if self._worker is not None:
-            await self._worker.stop()
+        return await self._worker.stop() if self._worker is not None else None
 
     def _ready(self) -> RolloutWorker:
         if self._worker is None:
@@ -163,13 +163,15 @@ class RayBackend:
         """Ask a worker to cancel episodes; their results come through :meth:`wait`."""
         self._members[worker].handle.cancel.remote(episode_ids)
 
-    def stop(self) -> None:
-        """Let every member close its clients, then end it. Idempotent."""
-        refs = [m.handle.stop.remote() for m in self._members.values()]
-        if refs:
-            ray.wait(refs, num_returns=len(refs), timeout=25)
+    def stop(self) -> list[tuple[str, DrainReport | str]]:
+        """Let every member close its clients, then end it; returns their last reports. Idempotent."""
+        refs = {m.handle.stop.remote(): name for name, m in self._members.items()}
+        ready, late = ray.wait(list(refs), num_returns=len(refs), timeout=STOP_WAIT_S) if refs else ([], [])
+        out: list[tuple[str, DrainReport | str]] = [(refs[ref], self._collect(ref)) for ref in ready]
+        out += [(refs[ref], f"did not stop within {STOP_WAIT_S:g} s") for ref in late]
         for name in list(self._members):
             self._kill(name)
+        return out
 
     def pid(self, worker: str) -> int:
         """Process id of a member."""

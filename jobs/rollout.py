@@ -173,14 +173,16 @@ class _Run:
                 self.reason = str(fault)
             writer.flush()
             self._show(pool, progress, force=True)
+            seconds = time.monotonic() - self._began
+            pool.close()
             self.ledger = {**pool.ledger.counts.__dict__}
             self.stats.update(
-                episodes_per_s=self.ran / max(1e-9, time.monotonic() - self._began),
+                episodes_per_s=self.ran / max(1e-9, seconds),
                 peak_in_flight=float(pool.peak_in_flight),
                 bytes_written=float(writer.bytes_written),
                 commits=float(writer.commits),
                 model_steps=float(self.model_steps),
-                leases_open=_leases_open(pool),
+                leases_open=pool.gauges().get("leases_open", 0.0),
             )
             self.stages["episodes"] = time.monotonic() - clock
 
@@ -329,10 +331,6 @@ def _cost(experiment: Experiment, prompt_tokens: int, completion_tokens: int) ->
 
     prices = experiment.config.model.prices
     return prices.cost(Usage(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens))
-
-
-def _leases_open(pool: RolloutPool) -> float:
-    return pool.gauges().get("leases_open", 0.0)
 
 
 def _metric_points(run_dir: Path) -> int:

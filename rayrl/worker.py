@@ -216,13 +216,17 @@ class RolloutWorker:
             if wanted is None or name in wanted:
                 task.cancel()
 
-    async def stop(self) -> None:
-        """Cancel what runs, close clients. Idempotent."""
+    async def stop(self) -> DrainReport:
+        """Cancel what runs, close clients. Idempotent. The report says what happened meanwhile, and in its gauges how
+        many leases could not be given back even now."""
         await self.cancel()
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()), timeout=20)
-        await self._model.aclose()
-        await self._environments.aclose()
+        try:
+            await self._model.aclose()
+        finally:
+            await self._environments.aclose()
+        return await self.drain(0.0)
 
     def _fill(self) -> None:
         while self._queue and len(self._tasks) < self._capacity.target:
