@@ -35,7 +35,7 @@ def generate(target: Path, gigabytes: float) -> None:
     """A run with nested records, two schema versions, duplicates, failures and a torn tail."""
     from rayrl.testing.traces import TraceRecipe, write_run
 
-    recipe = TraceRecipe(experiment="benchmark", tasks=8000, samples=int(6 * max(1, gigabytes)))
+    recipe = TraceRecipe(experiment="benchmark", tasks=10_000, samples=int(12 * max(1, gigabytes)))
     size = int(gigabytes * 1e9)
     write_run(target, recipe, duplicates=0.01, v4_share=0.1, torn_tail=True, max_bytes=size)
     print(f"{target}: {(target / 'traces.jsonl').stat().st_size / 1e6:.0f} MB")
@@ -267,10 +267,8 @@ def run_all(run: Path, names: list[str], repeats: int, timeout: float) -> list[d
 def table(rows: list[dict[str, Any]]) -> str:
     """Markdown."""
     base = next((r["seconds"] for r in rows if r["name"] == "orjson_loop" and "seconds" in r), None)
-    out = [
-        "| reader | s | MB/s | of the bare loop | peak MB | mean reward | note |",
-        "|---|---:|---:|---:|---:|---:|---|",
-    ]
+    out = ["| reader | wall s | CPU s | MB/s | times the bare loop | peak MB | mean reward | note |"]
+    out.append("|---|---:|---:|---:|---:|---:|---:|---|")
     for r in rows:
         if "seconds" not in r:
             out.append(f"| {r['name']} | - | - | - | - | - | - | {r.get('error')} |")

@@ -1,8 +1,8 @@
 """JSON lines to Parquet (zstd) and back: flat columns for fast summaries, the record's bytes beside them.
 
-The file is lossless for records: column ``record`` holds each line as it was written, ``position`` where it stood.
-Lines that are no record (torn, malformed, foreign) are left out and counted. A compacted file appears whole or not at
-all.
+The file is lossless for records: column ``record`` holds each one (its interned part unpacked, because columns
+compress far better than packed parts do), ``position`` where it stood. Lines that are no record (torn, malformed,
+foreign) are left out and counted. A compacted file appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rayrl.errors import DataError
 from rayrl.evaluation.rows import EPISODE_ARROW, KNOWN_SCHEMAS, episode_values, values_table
 from rayrl.evaluation.sources import UNUSABLE, Source, plan_chunks, read_lines
 from rayrl.schemas import JsonDict
+from rayrl.traces.schema import interned
 
 COMPACT_ARROW = EPISODE_ARROW.append(pa.field("record", pa.large_binary()))
 ZSTD_LEVEL = 3
@@ -50,6 +51,13 @@ def _parse(line: bytes, ended: bool) -> tuple[JsonDict | None, str]:
     return record, "ok"
 
 
+def _stored(record: JsonDict, line: bytes) -> bytes:
+    """The bytes kept of a record: the line itself, or with its interned part unpacked."""
+    if not isinstance(record.get("interned"), str):
+        return line
+    return orjson.dumps({**record, "interned": interned(record)})
+
+
 def compact(source: Source, target: Path, *, zstd_level: int = ZSTD_LEVEL) -> CompactReport:
     """Write ``target`` from a JSONL source, streaming.
 
@@ -71,7 +79,7 @@ def compact(source: Source, target: Path, *, zstd_level: int = ZSTD_LEVEL) -> Co
                     if record is None:
                         unusable[status] += 1
                     else:
-                        values.append((*episode_values(record, source.run, offset), line))
+                        values.append((*episode_values(record, source.run, offset), _stored(record, line)))
                 if values:
                     writer.write_table(values_table(values, COMPACT_ARROW))
                     records += len(values)
@@ -105,7 +113,7 @@ def verify(source: Source, target: Path, *, limit: int = 10) -> CompactReport:
             row = next(flat, None)
             if row is None:
                 problems.append(f"byte {offset}: missing in the compacted file")
-            elif row["position"] != offset or row["record"] != line:
+            elif row["position"] != offset or row["record"] != _stored(record, line):
                 problems.append(f"byte {offset}: the record differs (stored position {row['position']})")
             else:
                 expected = dict(zip(EPISODE_ARROW.names, episode_values(record, row["run"], offset), strict=True))

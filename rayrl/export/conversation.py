@@ -131,7 +131,9 @@ def tools_of(record: JsonDict) -> list[JsonDict]:
 
     The first schema of a tool wins for everything else.
     """
-    toolsets = interned(record).get("toolsets") or [s.get("tools") or [] for s in record.get("steps") or []]
+    toolsets = interned(record).get("toolsets")
+    if not toolsets:  # the other schema keeps the tools in the steps
+        toolsets = [step.get("tools") or [] for step in record.get("steps") or []]
     found: dict[str, JsonDict] = {}
     for toolset in toolsets:
         for tool in toolset if isinstance(toolset, list) else []:

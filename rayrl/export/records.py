@@ -19,6 +19,7 @@ from rayrl.errors import UserError
 from rayrl.evaluation.rows import is_complete_row
 from rayrl.export.conversation import ConversationOptions, messages_of, split_prompt, step_tools, tools_of, visible
 from rayrl.schemas import JsonDict
+from rayrl.traces.schema import interned
 
 ZERO_SPREAD = 1e-6
 """Rewards of a group that differ by no more than this carry no signal."""
@@ -55,6 +56,7 @@ def sft_record(record: JsonDict, options: ConversationOptions) -> JsonDict:
 
 def sft_steps(record: JsonDict, options: ConversationOptions) -> Iterator[JsonDict]:
     """One prompt-completion record per reply, each with the exact tools of its page."""
+    record = {**record, "interned": interned(record)}  # unpacked once, not per step
     messages = messages_of(record, options)
     replies = [
         s

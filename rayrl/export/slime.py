@@ -16,6 +16,7 @@ import orjson
 from rayrl.errors import DataError
 from rayrl.export.conversation import ConversationOptions, messages_of, split_prompt, tools_of, without_persona
 from rayrl.schemas import EpisodeJob, JsonDict
+from rayrl.traces.schema import interned
 
 PENDING, COMPLETED, TRUNCATED, ABORTED, FAILED = "pending", "completed", "truncated", "aborted", "failed"
 KEY = "rayrl"
@@ -93,11 +94,11 @@ def redact(record: JsonDict, options: ConversationOptions) -> JsonDict:
     persona = (record.get("reset") or {}).get("persona")
     if persona and not options.persona:
         out["reset"] = {**record["reset"], "persona": {}}
-        interned = record.get("interned") or {}
-        texts = interned.get("texts") or []
+        values = interned(record)
+        texts = values.get("texts") or []
         spoken = {m["content_ref"] for m in record["conversation"] if "content_ref" in m and m["role"] in _TOLD}
         cleaned = [without_persona(t, persona) if i in spoken else t for i, t in enumerate(texts)]
-        out["interned"] = {**interned, "texts": cleaned}
+        out["interned"] = {**values, "texts": cleaned}
         out["conversation"] = [
             {**m, "content": without_persona(m["content"], persona)}
             if m["role"] in _TOLD and isinstance(m.get("content"), str)
