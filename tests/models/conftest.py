@@ -4,10 +4,14 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from rayrl.models.config import ModelConfig
 from rayrl.models.openai_http import OpenAIChatModel
 from rayrl.testing.mock_endpoint import MockEndpoint, serve
+
+settings.register_profile("rayrl-models", deadline=None)
+settings.load_profile("rayrl-models")
 
 SEARCH = {
     "type": "function",
@@ -45,10 +49,13 @@ MESSAGES: list[dict[str, Any]] = [
     {"role": "user", "content": "Task: buy a lamp"},
 ]
 
+# generous, so that a busy machine does not turn a slow answer into a fault
 FAST: dict[str, Any] = {
-    "timeouts": {"connect_s": 2, "read_s": 0.4, "attempt_s": 1.0, "total_s": 5.0, "queue_s": 5.0},
+    "timeouts": {"connect_s": 10, "read_s": 20, "attempt_s": 30, "total_s": 60, "queue_s": 60},
     "retries": {"max_attempts": 3, "backoff_initial_s": 0.01, "backoff_max_s": 0.05},
 }
+IMPATIENT: dict[str, Any] = {**FAST["timeouts"], "read_s": 0.4, "attempt_s": 1.0}
+"""For endpoints that never answer."""
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from rayrl.models.config import ModelConfig
 from rayrl.models.http_transport import ApiKey
 from rayrl.models.openai_http import OpenAIChatModel
 from rayrl.models.registry import build_model, model_identity
-from tests.models.conftest import FAST, MESSAGES, SEARCH
+from tests.models.conftest import FAST, IMPATIENT, MESSAGES, SEARCH
 
 KEY = "sk-planted-0123456789-secret"
 
@@ -50,7 +50,10 @@ async def test_the_key_goes_nowhere_but_into_the_header(mock, make, caplog, caps
     caplog.set_level(logging.DEBUG)
     mock.default = behaviour
     events: list[object] = []
-    model: OpenAIChatModel = make(api_key_env="PLANTED_KEY", on_event=lambda *event: events.append(event))
+    timeouts = IMPATIENT if behaviour == "never" else FAST["timeouts"]
+    model: OpenAIChatModel = make(
+        api_key_env="PLANTED_KEY", timeouts=timeouts, on_event=lambda *event: events.append(event)
+    )
     seen: list[object] = [events, model, vars(model)]
     try:
         seen.append((await model.generate(MESSAGES, [SEARCH], seed=1)).model_dump_json())
