@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -47,6 +47,26 @@ def is_operational(info: FieldInfo) -> bool:
     """Whether the field was declared with :func:`operational`."""
     extra = info.json_schema_extra
     return isinstance(extra, dict) and bool(extra.get("operational"))
+
+
+_SECRET_WORDS = ("api_key", "apikey", "api-key", "authorization", "access_token", "secret", "password")
+
+
+def no_secrets(value: dict[str, Any]) -> dict[str, Any]:
+    """Validator of free-form sections, at every depth: what stands in a config is written to manifests.
+
+    Raises:
+        ValueError: a key looks like a secret; its value is not repeated.
+    """
+    for key, item in value.items():
+        if any(word in str(key).lower() for word in _SECRET_WORDS):
+            raise ValueError(
+                f"key {key!r} looks like a secret; this section is written to manifests. Read the secret from an "
+                "environment variable in your own code"
+            )
+        if isinstance(item, dict):
+            no_secrets(item)
+    return value
 
 
 def _plain(value: Any) -> Any:
@@ -125,6 +145,8 @@ def load_raw(path: str | Path, overrides: list[str] | None = None) -> dict[str, 
         raise ConfigError(f"config {file} does not exist") from None
     except Exception as error:  # OmegaConf lets PyYAML's and OS errors through
         raise ConfigError(f"{file}: cannot be read as YAML: {_first_line(error)}") from None
+    if not isinstance(config, DictConfig):
+        raise ConfigError(f"{file}: the top level must be a mapping of sections, not a list")
     for item in overrides or []:
         key, sep, _ = item.partition("=")
         if not sep or not key or any(not part for part in key.split(".")):

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, SecretStr, Tag, field_validator
 
-from rayrl.config import Section, resolve_resource
+from rayrl.config import Section, no_secrets, resolve_resource
 from rayrl.environments.base import EnvironmentFactory
 from rayrl.environments.shop_config import ShopEnvironmentConfig
 from rayrl.errors import ConfigError, ConformanceError
@@ -25,6 +25,8 @@ class CustomEnvironmentConfig(Section):
     """Dotted path ``package.module:Factory`` of an EnvironmentFactory."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the factory. In the fingerprint through its ``identity()``."""
+
+    _no_secrets = field_validator("options")(no_secrets)
 
     @field_validator("kind")
     @classmethod

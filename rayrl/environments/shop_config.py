@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -101,7 +102,11 @@ class ShopEnvironmentConfig(Section):
     def _urls(cls, urls: list[str]) -> list[str]:
         for url in urls:
             if not url.startswith(("http://", "https://")):
-                raise ValueError(f"{url!r} must start with http:// or https://")
+                raise ValueError("an address must start with http:// or https://")
+            parts = urlsplit(url)
+            if parts.username or parts.password or parts.query:
+                # the address is written to manifests and is not repeated here either
+                raise ValueError("an address must hold no user, password or query")
         if len(set(urls)) != len(urls):
             raise ValueError("an address occurs twice")
         return [url.rstrip("/") for url in urls]

@@ -11,12 +11,11 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from rayrl.config import Section, operational
+from rayrl.config import Section, no_secrets, operational
 from rayrl.registry import is_dotted, unknown_kind
 from rayrl.schemas import Usage
 
 BUILT_IN_KINDS = ["openai", "scripted", "local"]
-_SECRET_WORDS = ("api_key", "apikey", "api-key", "authorization", "access_token", "secret", "password")
 
 
 class RetryConfig(Section):
@@ -202,13 +201,7 @@ class ModelConfig(Section):
             raise ValueError("must be the NAME of an environment variable (letters, digits, underscore), not the key")
         return value
 
-    @field_validator("extra_body", "options")
-    @classmethod
-    def _no_secrets(cls, value: dict[str, Any]) -> dict[str, Any]:
-        for key in value:
-            if any(word in key.lower() for word in _SECRET_WORDS):
-                raise ValueError(f"key {key!r} looks like a secret; this section is written to manifests")
-        return value
+    _no_secrets = field_validator("extra_body", "options")(no_secrets)
 
     @model_validator(mode="after")
     def _complete(self) -> ModelConfig:

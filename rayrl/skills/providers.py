@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
-from rayrl.config import Section, resolve_resource
+from rayrl.config import Section, no_secrets, resolve_resource
 from rayrl.errors import ConfigError, DataError
 from rayrl.registry import resolve_dotted
 from rayrl.schemas import EpisodeJob, Frozen, JsonDict, PublicContext, Skill, canonical_json, sha256_hex
@@ -163,7 +163,9 @@ class SkillsConfig(Section):
     inclusion: float = 0.5
     """Probability that a skill is in a job's subset (``masked``)."""
     options: dict[str, Any] = {}
-    """Keyword arguments for a provider of your own."""
+    """Keyword arguments for a provider of your own. In the fingerprint through its ``identity()``."""
+
+    _no_secrets = field_validator("options")(no_secrets)
 
 
 def _from_bank(config: SkillsConfig, base: Path | None, make: Callable[[list[BankEntry]], SkillProvider]) -> Any:
@@ -192,7 +194,11 @@ def build_skills(config: SkillsConfig, base: Path | None = None) -> SkillProvide
         )
     if ":" not in config.kind:
         raise ConfigError(f"skills.kind: {config.kind!r} is none of none, bank, masked, or pkg.module:Name")
-    provider = resolve_dotted(config.kind, "skills.kind")(**config.options)
+    make = resolve_dotted(config.kind, "skills.kind")
+    try:
+        provider = make(**config.options)
+    except TypeError as error:
+        raise ConfigError(f"skills.kind {config.kind!r} cannot be built from skills.options: {error}") from error
     if not isinstance(provider, SkillProvider):
         raise ConfigError(f"skills.kind: {config.kind} does not offer identity() and select()")
     return provider
