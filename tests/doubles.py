@@ -43,9 +43,7 @@ TOOLS = [tool("search", "query"), tool("click", "value", "a", "b")]
 
 
 def job(task_id: int = 3, sample_id: int = 0, *, seed: int = 0, split: str = "train") -> EpisodeJob:
-    return EpisodeJob(
-        task_id=task_id, sample_id=sample_id, seed=episode_seed(seed, task_id, sample_id), split=split
-    )
+    return EpisodeJob(task_id=task_id, sample_id=sample_id, seed=episode_seed(seed, task_id, sample_id), split=split)
 
 
 def page(text: str = "page", **more: Any) -> Observation:
@@ -191,3 +189,38 @@ async def _maybe(hook: Callable[..., Any] | None, *args: Any) -> Any:
         return None
     result = hook(*args)
     return await result if isinstance(result, Awaitable) else result
+
+
+class OptionModel(FakeModel):
+    """A model of somebody's own, made from options."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+    def identity(self) -> JsonDict:
+        return {"kind": "own", **self.options}
+
+
+class OptionSkills:
+    """A skill provider of somebody's own."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+    def identity(self) -> JsonDict:
+        return {"kind": "own", **self.options}
+
+    async def select(self, context: Any) -> list[Any]:
+        return []
+
+
+class OtherFactory(FakeFactory):
+    """Another environment than :class:`FakeFactory`, made from options."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(steps=int(options.get("steps", 2)))
+        self.options = options
+
+    def identity(self) -> JsonDict:
+        return {"kind": "other", **self.options}

@@ -193,4 +193,6 @@ def test_parse_config_takes_plain_dicts():
 def test_a_run_config_needs_its_four_sections():
     with pytest.raises(ConfigError) as caught:
         parse_config({}, RunConfig, source="x")
-    assert all(f"{name}: Field required" in str(caught.value) for name in ("experiment", "tasks", "environment", "model"))
+    assert all(
+        f"{name}: Field required" in str(caught.value) for name in ("experiment", "tasks", "environment", "model")
+    )

@@ -51,7 +51,7 @@ async def play(runtime, **more):
 async def test_a_plain_episode_records_everything_the_model_saw():
     model = FakeModel()
     environments = FakeFactory(steps=3)
-    outcome, record = await play(build(model, environments))
+    _, record = await play(build(model, environments))
     assert record["final"] == {
         "done": True,
         "reward": 1.0,
@@ -279,7 +279,7 @@ async def test_cancelling_yields_a_cancelled_record_and_the_task_goes_on(stage):
     task = asyncio.create_task(play(runtime))
     await asyncio.sleep(0.02)
     task.cancel()
-    outcome, record = await task
+    _, record = await task
     assert record["status"] == "cancelled"
     assert record["error"]["code"] == "cancelled" and record["error"]["message"]
     assert environments.open_leases == 0 and task.cancelling() == 0

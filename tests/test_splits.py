@@ -114,11 +114,11 @@ def test_impossible_splits_say_why(facts, sizes, says):
 
 
 def test_facts_leave_the_user_id_out_of_the_persona_and_ignore_white_space():
-    products = [
-        {"asin": "a", "user_persona": {"用户ID": "u1", "风格": "x"}, "instructions": [{"task_id": 1, "instruction": "buy  a mug"}]},
-        {"asin": "b", "user_persona": {"用户ID": "u2", "风格": "x"}, "instructions": [{"task_id": 2, "instruction": "other"}]},
-        {"asin": "c", "instructions": [{"task_id": 3, "instruction": "buy a\nmug"}]},
-    ]  # fmt: skip
+    def product(asin, task_id, instruction, user=None):
+        persona = {"user_persona": {"用户ID": user, "风格": "x"}} if user else {}
+        return {"asin": asin, "instructions": [{"task_id": task_id, "instruction": instruction}], **persona}
+
+    products = [product("a", 1, "buy  a mug", "u1"), product("b", 2, "other", "u2"), product("c", 3, "buy a\nmug")]
     facts = facts_from_products(products)
     assert [f.user for f in facts] == ["u1", "u2", ""]
     assert facts[0].persona == facts[1].persona

@@ -72,7 +72,12 @@ def test_impossible_samples_name_the_key(n, says):
 
 def test_jobs_are_tasks_times_samples_and_independent_of_what_else_is_sampled():
     few = make_jobs([5, 9], split="val", repeats=2, experiment_seed=3)
-    assert [(j.task_id, j.sample_id, j.split) for j in few] == [(5, 0, "val"), (5, 1, "val"), (9, 0, "val"), (9, 1, "val")]
+    assert [(j.task_id, j.sample_id, j.split) for j in few] == [
+        (5, 0, "val"),
+        (5, 1, "val"),
+        (9, 0, "val"),
+        (9, 1, "val"),
+    ]
     many = make_jobs([1, 5, 7, 9], split="val", repeats=3, experiment_seed=3)
     assert set(few) <= set(many)
 
