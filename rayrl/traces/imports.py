@@ -113,6 +113,10 @@ def convert(foreign: JsonDict, attempts: dict[str, int]) -> tuple[JsonDict, Json
     return record, goal if isinstance(goal, dict) and goal else None
 
 
+def _public(value: JsonDict) -> JsonDict:
+    return {k: v for k, v in value.items() if k not in PRIVATE_KEYS}
+
+
 def _schema_of(foreign: Any) -> Any:
     if not isinstance(foreign, dict):
         return type(foreign).__name__
@@ -120,7 +124,7 @@ def _schema_of(foreign: Any) -> Any:
 
 
 def _observation(value: JsonDict) -> Observation:
-    state = {k: v for k, v in (value.get("observation_state") or {}).items() if k not in PRIVATE_KEYS}
+    state = _public(value.get("observation_state") or {})
     return Observation(
         text=str(value.get("observation") or ""),
         state=state,
@@ -170,7 +174,8 @@ def _step(index: int, step: JsonDict, intern: Interner) -> JsonDict:
             "observation": intern.observation(_observation(environment)),
             "done": bool(environment.get("done")),
             "reward": float(environment.get("reward") or 0.0),
-            **{k: environment[k] for k in ("reward_detail", "purchase", "termination_reason") if environment.get(k)},
+            **{k: _public(environment[k]) for k in ("reward_detail", "purchase") if environment.get(k)},
+            **{k: environment[k] for k in ("termination_reason",) if environment.get(k)},
         }
         out["action_feedback"] = step.get("action_feedback") or environment.get("action_feedback") or {}
     return out
@@ -180,8 +185,8 @@ def _final(final: JsonDict) -> JsonDict:
     return {
         "done": bool(final.get("done")),
         "reward": float(final.get("reward") or 0.0),
-        "reward_detail": final.get("reward_detail") or {},
-        "purchase": final.get("purchase") or {},
+        "reward_detail": _public(final.get("reward_detail") or {}),
+        "purchase": _public(final.get("purchase") or {}),
         "termination_reason": final.get("termination_reason"),
     }
 

@@ -91,10 +91,17 @@ def claim(run_dir: Path, manifest: JsonDict) -> bool:
     """Freeze ``manifest`` in ``run_dir``; ``True`` when the run existed already (a resume).
 
     Raises:
-        RunConflictError: the directory belongs to another experiment; the message lists what differs.
+        RunConflictError: the directory belongs to another experiment (the message lists what differs), or holds
+            traces of an unknown one.
     """
     existing = read_manifest(run_dir)
     if existing is None:
+        traces = run_dir / "traces.jsonl"
+        if traces.exists() and traces.stat().st_size:
+            raise RunConflictError(
+                f"{run_dir} holds traces but no {MANIFEST}: nobody can say which experiment they belong to. "
+                "Give this one another experiment.name, or put the manifest back"
+            )
         write_json_atomic(run_dir / MANIFEST, manifest)
         return False
     if existing["fingerprint"] != manifest["fingerprint"]:

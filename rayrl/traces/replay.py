@@ -122,6 +122,7 @@ def compare_records(recorded: JsonDict, replayed: JsonDict) -> list[Difference]:
     check("number of steps", len(recorded["steps"]), len(replayed["steps"]))
     for index, (a, b) in enumerate(zip(recorded["conversation"], replayed["conversation"], strict=False)):
         check(f"conversation[{index}]", a, b)
+    check("number of messages", len(recorded["conversation"]), len(replayed["conversation"]))
     check("final", recorded["final"], replayed["final"])
     return found
 
@@ -129,6 +130,9 @@ def compare_records(recorded: JsonDict, replayed: JsonDict) -> list[Difference]:
 def _output(step: JsonDict) -> ModelOutput:
     model = step.get("model") or {}
     error, failure = step.get("protocol_error"), step.get("policy_failure")
+    if error or "action" in step:
+        # the completion was used or answered: the failure is the runtime's verdict (token limit), not the model's
+        failure = None
     return ModelOutput(
         tool_calls=[ToolCall(**call) for call in model.get("tool_calls", [])],
         reasoning=model.get("reasoning"),

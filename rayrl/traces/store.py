@@ -26,7 +26,7 @@ from typing import Any
 import orjson
 from filelock import FileLock, Timeout
 
-from rayrl.errors import DataError, RunConflictError
+from rayrl.errors import ConfigError, DataError, RunConflictError
 from rayrl.schemas import EPISODE_SCHEMA, JsonDict
 from rayrl.traces.schema import is_complete
 
@@ -53,12 +53,16 @@ class RunLock:
         self._lock = FileLock(str(run_dir / ".lock"), mode=0o644)
 
     def __enter__(self) -> RunLock:
-        self.run_dir.mkdir(parents=True, exist_ok=True)
         try:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
         except Timeout:
             raise RunConflictError(
                 f"{self.run_dir} is in use by another process; wait for it, or give this run another experiment.name"
+            ) from None
+        except OSError as error:
+            raise ConfigError(
+                f"{self.run_dir} cannot be written ({error.strerror or error}); choose another experiment.run_root"
             ) from None
         return self
 
@@ -90,8 +94,14 @@ class TraceWriter:
         self._thread.start()
 
     def append(self, line: TraceLine) -> None:
-        """Queue one attempt."""
+        """Queue one attempt.
+
+        Raises:
+            DataError: the disk failed before, or the writer is closed.
+        """
         self._check()
+        if not self._thread.is_alive():
+            raise DataError(f"traces cannot be written to {self._run_dir}: the writer is closed")
         self._queue.put(line)
 
     def flush(self) -> None:
@@ -216,6 +226,11 @@ def iter_lines(path: Path, *, start: int = 0, stop: int | None = None) -> Iterat
             yield line.rstrip(b"\n")
 
 
+def is_episode(record: JsonDict) -> bool:
+    """Whether an object is an episode record of the current schema (one without an id belongs to no episode)."""
+    return record.get("schema") == EPISODE_SCHEMA and isinstance(record.get("episode_id"), str)
+
+
 def parse_record(line: bytes) -> JsonDict | None:
     """The JSON object of a line, or ``None`` for a blank, torn or foreign line."""
     if not line:
@@ -238,7 +253,7 @@ class RunReader:
         """All records of the current schema, in file order."""
         for line in iter_lines(self.traces):
             record = parse_record(line)
-            if record is not None and record.get("schema") == EPISODE_SCHEMA:
+            if record is not None and is_episode(record):
                 yield record
 
     def results(self) -> Iterator[JsonDict]:
@@ -276,7 +291,7 @@ class RunReader:
             if needle not in line:
                 continue
             record = parse_record(line)
-            if record is None or record.get("episode_id") != episode_id:
+            if record is None or not is_episode(record) or record["episode_id"] != episode_id:
                 continue
             if attempt is not None:
                 if record.get("attempt") == attempt:
@@ -303,6 +318,9 @@ class RunReader:
             if record.get("schema") != EPISODE_SCHEMA:
                 report.foreign_schema += 1
                 continue
+            if not is_episode(record):
+                report.malformed_lines += 1
+                continue
             _count(report, record)
         report.torn_tail = _has_torn_tail(self.traces)
         return report
@@ -312,7 +330,7 @@ class RunReader:
         goals: dict[str, Any] = {}
         for line in iter_lines(self.run_dir / PRIVATE):
             record = parse_record(line)
-            if record is not None and "goal" in record:
+            if record is not None and "goal" in record and "episode_id" in record:
                 goals[record["episode_id"]] = record["goal"]
         return goals
 
