@@ -4,8 +4,9 @@ Which behaviour a request meets, first match wins: a marker ``[[mock:NAME]]`` in
 of the script (see ``POST /script``), the server's default. A behaviour may carry an argument: ``429:2.5`` sends
 ``Retry-After: 2.5``, ``429:date`` an HTTP date a second ahead, ``sleep:0.2`` waits and then behaves.
 
-``GET /stats`` tells how many requests came (also per seed, so per completion), with which behaviours, and the most
-in flight; it is what proves that retries are bounded. ``POST /reset`` clears counters and script.
+``GET /stats`` tells how many requests came (also per seed, so per completion), with which behaviours, the most in
+flight, and the seconds from the first request to the last answer; it is what proves that retries are bounded.
+``POST /reset`` clears counters and script.
 
 Run it: ``python -m rayrl.testing.mock_endpoint --port 0 --latency-ms 50``; the first line printed is its address.
 """
@@ -16,6 +17,7 @@ import argparse
 import asyncio
 import re
 import sys
+import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -52,6 +54,8 @@ class MockEndpoint:
     requests: int = 0
     in_flight: int = 0
     most_in_flight: int = 0
+    first_at: float = 0.0
+    last_at: float = 0.0
     last_request: dict[str, Any] | None = None
     last_authorization: str | None = None
     url: str = ""
@@ -77,6 +81,7 @@ class MockEndpoint:
             "most_per_seed": max(self.per_seed.values(), default=0),
             "in_flight": self.in_flight,
             "most_in_flight": self.most_in_flight,
+            "span_s": round(self.last_at - self.first_at, 3),
             "script_left": len(self.script),
         }
 
@@ -85,6 +90,8 @@ class MockEndpoint:
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         number = self.requests
+        if number == 1:
+            self.first_at = time.monotonic()
         try:
             raw = await http.read()
             try:
@@ -101,6 +108,7 @@ class MockEndpoint:
             return await self._answer(http, request, behaviour, argument, number)
         finally:
             self.in_flight -= 1
+            self.last_at = time.monotonic()
 
     def _choose(self, raw: bytes) -> str:
         marker = _MARKER.search(raw)
@@ -162,6 +170,7 @@ class MockEndpoint:
         self.counts.clear()
         self.per_seed.clear()
         self.requests = self.most_in_flight = 0
+        self.first_at = self.last_at = 0.0
         self.default = "ok"
         return web.json_response(self.stats())
 
