@@ -1,0 +1,107 @@
+"""The quickstart's training stage: a policy on the real FAQ memory in about half a minute, with its rivals beside it.
+
+One fold, unseen questions of known categories, observable mode, 2 actions. The full cross-fit with intervals is
+``rayrl evaluate-policy --full``.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+from rich.table import Table
+
+from learners.collect import LocalCollector
+from learners.learner import class_weight_per_row
+from learners.methods import play
+from learners.training import TrainConfig, build_run, run_sft, train
+from rayrl.config import find_config, load_config
+from rayrl.retrieval import baselines as base
+from rayrl.retrieval.gate import export_gate
+from rayrl.retrieval.mdp import Outcome
+from rayrl.retrieval.oracle import oracle_returns
+from rayrl.retrieval.plans import all_plans, play_plans
+from rayrl.retrieval.pools import Kind
+from rayrl.retrieval.score import BALANCED, score
+
+CONFIG = "train/quickstart"
+COLUMNS = ("balanced", "return_a", "return_near_b", "return_far_b", "hit_rate", "retrieval_rate_near_b")
+
+
+class _OutOfTimeError(Exception):
+    """Raised inside the update callback to leave the loop."""
+
+
+def quickstart_training(out_dir: Path, *, seconds_budget: float = 30.0) -> dict[str, Any]:
+    """Train and compare; returns the table's rows, seconds per phase and where the gate was written.
+
+    The budget bounds the policy-gradient phase: when it is spent, training stops after the current update and the
+    result says so (``updates`` below ``planned_updates``).
+    """
+    began = time.monotonic()
+    config = load_config(find_config(CONFIG), TrainConfig, [f"output={orjson.dumps(str(out_dir)).decode()}"])
+    run = build_run(config)
+    data_seconds = time.monotonic() - began
+    task, mdp, learner = run.task, config.mdp, run.learner
+    world, plans = task.test, all_plans(task.test.k, config.mdp.actions)
+    weight = class_weight_per_row(task.train, config.rl.class_weights)
+    threshold = base.tune_threshold(
+        task.target_train, mdp, class_weight_per_row(task.target_train, config.rl.class_weights)
+    )
+    logistic = base.PlannedLogistic().fit(task.train, weight)
+    outcomes: dict[str, Outcome] = {
+        "no retrieval": play_plans(world, mdp, base.fixed_count(world, 0), plans),
+        "fixed .40": play_plans(world, mdp, base.threshold_plan(world, base.FIXED_THRESHOLD, 2.0), plans),
+        "tuned threshold": play_plans(world, mdp, base.threshold_plan(world, threshold.gate, threshold.bar), plans),
+        "planned logistic": play_plans(world, mdp, logistic.plan(world, mdp), plans),
+    }
+    run_sft(learner, config)
+    outcomes["SFT"] = play(learner.policy, world, mdp)
+
+    def on_update(update: int, _metrics: dict[str, float], _history: object) -> None:
+        if time.monotonic() - began > seconds_budget and update < config.rl.updates:
+            raise _OutOfTimeError
+
+    try:
+        train(learner, LocalCollector(run.player, config.collect.staleness), on_update=on_update)
+    except _OutOfTimeError:
+        pass
+    outcomes["SFT + TRACE"] = play(learner.policy, world, mdp)
+    oracle = oracle_returns(world, mdp)
+    rows = [{"policy": name, **score(o, world.kind).model_dump()} for name, o in outcomes.items()]
+    rows.append({"policy": "oracle", **_oracle_row(oracle, world.kind)})
+    out_dir.mkdir(parents=True, exist_ok=True)
+    gate = export_gate(out_dir / "gate", run.material, config.task, mdp, task.view, learner.policy)
+    result: dict[str, Any] = {
+        "mode": mdp.mode,
+        "actions": mdp.actions,
+        "split": config.fold.split,
+        "unseen_questions": world.rows,
+        "rows": rows,
+        "updates": learner.state.updates,
+        "planned_updates": config.rl.updates,
+        "env_steps": learner.state.env_steps,
+        "gate": str(gate),
+        "seconds": {"data": round(data_seconds, 2), "total": round(time.monotonic() - began, 2)},
+        "note": "one fold; single-fold figures move by several tenths. Intervals: rayrl evaluate-policy --full",
+    }
+    (out_dir / "quickstart_training.json").write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2))
+    return result
+
+
+def training_table(result: dict[str, Any]) -> Table:
+    """The result as a table for the terminal."""
+    title = f"{result['unseen_questions']} unseen questions, {result['mode']} mode, {result['actions']} actions"
+    table = Table("policy", *(c.replace("return_", "").replace("_", " ") for c in COLUMNS), title=title)
+    for row in result["rows"]:
+        table.add_row(row["policy"], *("-" if row.get(c) is None else f"{row[c]:.2f}" for c in COLUMNS))
+    return table
+
+
+def _oracle_row(returns: torch.Tensor, kind: torch.Tensor) -> dict[str, float]:
+    by_kind = [float(returns[kind == int(k)].mean()) for k in Kind]
+    balanced = sum(w * r for w, r in zip(BALANCED, by_kind, strict=True))
+    return {"balanced": balanced, "return_a": by_kind[0], "return_near_b": by_kind[1], "return_far_b": by_kind[2]}

@@ -1,0 +1,346 @@
+"""The learner: policy, frozen reference, optimiser; supervised fine-tuning, then policy gradient.
+
+Reads top to bottom: :meth:`Learner.fit_sft` clones the expert, :meth:`Learner.freeze_reference` takes the snapshot, and
+:meth:`Learner.update` makes one gradient step
+
+    loss = -mean_over_steps(min(ratio * A, clip(ratio) * A)) + kl * KL(pi_ref || pi) - entropy * H(pi)
+
+with advantages from :mod:`learners.advantages` and an exact KL. The mean is over live steps of the whole batch, so a
+long episode weighs as much per step as a short one. The reference's checksum is verified at every update.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from learners import advantages as adv
+from learners.divergence import entropy, forward_kl, reverse_kl
+from rayrl.config import Section
+from rayrl.errors import RayrlError
+from rayrl.retrieval.mdp import MdpConfig, RetrievalEnv
+from rayrl.retrieval.policy import RetrievalPolicy, checksum
+from rayrl.retrieval.pools import Kind
+from rayrl.retrieval.rollout import Batch, rollout
+from rayrl.retrieval.world import World
+
+Estimator = Literal["trace", "return_to_go", "grpo", "rloo", "turn_credit", "seed"]
+
+
+class SftConfig(Section):
+    """Behaviour cloning of the expert."""
+
+    epochs: int = 30
+    """Passes over the expert's (state, action) pairs; 0 leaves the policy at its random start."""
+    learning_rate: float = 1e-3
+    """Adam."""
+    weight_decay: float = 0.0
+    """Decoupled (AdamW)."""
+    batch: int = 256
+    """States per step."""
+
+
+class RlConfig(Section):
+    """Policy gradient after cloning."""
+
+    estimator: Estimator = "trace"
+    """How credit is assigned; ``seed`` reproduces the original design's defect."""
+    updates: int = 200
+    """Gradient steps."""
+    questions: int = 128
+    """Groups per update."""
+    group_size: int = 8
+    """Episodes per group: same question, same candidate order."""
+    learning_rate: float = 3e-4
+    """Adam."""
+    weight_decay: float = 0.0
+    """Decoupled (AdamW)."""
+    gamma: float = 0.99
+    """Discount."""
+    lam: float = 0.95
+    """Of the lambda-return (``trace``)."""
+    kl: float = 0.05
+    """Weight of KL(reference || policy)."""
+    entropy: float = 0.0
+    """Weight of the entropy bonus."""
+    clip: float = 0.2
+    """Ratio clipping against the policy that acted; matters only with stale batches."""
+    max_grad_norm: float = 1.0
+    """Gradient clipping."""
+    class_weights: tuple[float, float, float] = (0.5, 0.25, 0.25)
+    """Share of A, near-B and far-B questions among the groups."""
+    starvation: int = 0
+    """Stop with the reason after this many updates in a row without any gradient; 0 never stops."""
+
+
+class StarvedError(RayrlError):
+    """Every group was degenerate for too long: nothing can be learned from this batch size, policy and task."""
+
+
+@dataclass
+class LearnerState:
+    """Counters that belong to a checkpoint."""
+
+    version: int = 0
+    """Incremented by every change of the weights that workers should see."""
+    sft_epochs: int = 0
+    updates: int = 0
+    zero_gradient_updates: int = 0
+    env_steps: int = 0
+
+
+class Learner:
+    """One policy being trained on the rows of one world."""
+
+    def __init__(
+        self, policy: RetrievalPolicy, world: World, mdp: MdpConfig, sft: SftConfig, rl: RlConfig, seed: int
+    ) -> None:
+        self.policy = policy
+        self.world = world
+        self.mdp = mdp
+        self.sft = sft
+        self.rl = rl
+        self.seed = seed
+        self.state = LearnerState()
+        self.reference: RetrievalPolicy | None = None
+        self.reference_checksum = ""
+        self.optimizer = torch.optim.AdamW(
+            policy.parameters(), lr=rl.learning_rate, weight_decay=rl.weight_decay, foreach=True
+        )
+
+    # --- supervised fine-tuning -------------------------------------------------------------------------------------
+
+    def fit_sft(self, epochs: int | None = None, orders: Tensor | None = None) -> dict[str, float]:
+        """Clone the expert on every row of the world; classes weigh as ``class_weights`` says.
+
+        Args:
+            epochs: overrides the config.
+            orders: ``[R, K]`` candidate orders (scripted queues); None as ranked.
+
+        Returns:
+            Loss and accuracy of the last epoch.
+        """
+        expert = rollout(None, RetrievalEnv(self.world, self.mdp), torch.arange(self.world.rows), order=orders)
+        live = expert.mask.reshape(-1)
+        dynamic = expert.dynamic.reshape(-1, expert.dynamic.shape[2])[live]
+        target = expert.actions.reshape(-1)[live]
+        rows = expert.rows.repeat(expert.mask.shape[0], 1).reshape(-1)[live]
+        if self.state.sft_epochs == 0:
+            self.policy.standardise_with(self.world.static, dynamic)
+        weight = class_weight_per_row(self.world, self.rl.class_weights)[rows]
+        weight = weight / weight.mean()
+        optimizer = torch.optim.AdamW(
+            self.policy.parameters(), lr=self.sft.learning_rate, weight_decay=self.sft.weight_decay, foreach=True
+        )
+        metrics = {"sft/loss": 0.0, "sft/accuracy": 0.0}
+        self.policy.train()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            for _ in range(self.sft.epochs if epochs is None else epochs):
+                metrics = self._sft_epoch(optimizer, rows, dynamic, target, weight)
+                self.state.sft_epochs += 1
+        self.policy.eval()
+        self.state.version += 1
+        return metrics
+
+    def _sft_epoch(
+        self, optimizer: torch.optim.Optimizer, rows: Tensor, dynamic: Tensor, target: Tensor, weight: Tensor
+    ) -> dict[str, float]:
+        generator = torch.Generator().manual_seed(self.seed * 100_003 + self.state.sft_epochs)
+        e, n = self.policy.members, rows.shape[0]
+        permutations = torch.stack([torch.randperm(n, generator=generator) for _ in range(e)])
+        loss_sum, right = 0.0, 0.0
+        for start in range(0, n, self.sft.batch):
+            part = permutations[:, start : start + self.sft.batch].reshape(-1)
+            logits = self.policy(self.world.static[rows[part]], dynamic[part])
+            losses = torch.nn.functional.cross_entropy(logits, target[part], reduction="none")
+            loss = (losses * weight[part]).mean() * e  # the sum over members of each one's mean
+            optimizer.zero_grad(set_to_none=True)
+            torch.autograd.backward(loss)
+            clip_by_member(self.policy, self.rl.max_grad_norm)
+            optimizer.step()
+            loss_sum += float(loss.detach()) * part.shape[0] / e
+            right += float(((logits.argmax(-1) == target[part]) * weight[part]).sum())
+        return {"sft/loss": loss_sum / (e * n), "sft/accuracy": right / (e * float(weight.sum()))}
+
+    # --- reference --------------------------------------------------------------------------------------------------
+
+    def freeze_reference(self) -> str:
+        """Snapshot the policy as the KL anchor; returns its checksum."""
+        self.reference = copy.deepcopy(self.policy).eval()
+        for parameter in self.reference.parameters():
+            parameter.requires_grad_(False)
+        self.reference_checksum = checksum(self.reference)
+        return self.reference_checksum
+
+    def verified_reference(self) -> RetrievalPolicy:
+        """The reference, after checking that nobody changed it.
+
+        Raises:
+            RayrlError: no reference yet, or its weights moved.
+        """
+        if self.reference is None:
+            raise RayrlError("freeze_reference() must come before update()")
+        if checksum(self.reference) != self.reference_checksum:
+            raise RayrlError("the frozen reference changed during training; its checksum no longer matches")
+        return self.reference
+
+    # --- policy gradient --------------------------------------------------------------------------------------------
+
+    def update(self, batch: Batch) -> dict[str, float]:
+        """One gradient step on a batch of rollouts; returns the metrics of the step.
+
+        Raises:
+            RayrlError: the reference moved.
+            StarvedError: no gradient for ``starvation`` updates in a row.
+            ValueError: NaN reward, or mixed groups.
+        """
+        reference = self.verified_reference()
+        adv.check_groups(batch.group, batch.rows, batch.order)
+        first = first_of_group(batch.group)
+        static = self.world.static[batch.rows[first]]
+        with torch.no_grad():
+            reference_log_probs = torch.log_softmax(
+                reference.act_logits(reference.project(static)[batch.group], batch.dynamic), -1
+            )
+        estimate = self._advantages(batch, reference_log_probs)
+        self.policy.eval()
+        log_probs = torch.log_softmax(
+            self.policy.act_logits(self.policy.project(static)[batch.group], batch.dynamic), -1
+        )
+        chosen = log_probs.gather(2, batch.actions[:, :, None])[:, :, 0]
+        ratio = torch.exp(torch.where(batch.mask, chosen - batch.log_probs, torch.zeros_like(chosen)))
+        clipped = ratio.clamp(1 - self.rl.clip, 1 + self.rl.clip)
+        steps = batch.mask.sum()
+        gain = torch.minimum(ratio * estimate.values, clipped * estimate.values)
+        if self.rl.estimator == "seed":  # literal: the mean over episodes of each episode's mean over its steps
+            gain = gain * steps / (batch.mask.sum(0) * batch.episodes)
+        mean_kl = (forward_kl(reference_log_probs, log_probs) * batch.mask).sum() / steps
+        mean_entropy = (entropy(log_probs) * batch.mask).sum() / steps
+        loss = -(gain * batch.mask).sum() / steps + self.rl.kl * mean_kl - self.rl.entropy * mean_entropy
+        self.optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss * self.policy.members)
+        norm = clip_by_member(self.policy, self.rl.max_grad_norm)
+        self.optimizer.step()
+        self._count(batch, float(norm), bool((estimate.values != 0).any()))
+        return {
+            "rl/loss": float(loss.detach()),
+            "rl/kl": float(mean_kl.detach()),
+            "rl/reverse_kl": float((reverse_kl(reference_log_probs, log_probs.detach()) * batch.mask).sum() / steps),
+            "rl/entropy": float(mean_entropy.detach()),
+            "rl/grad_norm": float(norm),
+            "rl/clipped_fraction": float(((ratio != clipped) & batch.mask).sum() / steps),
+            "rl/degenerate_group_fraction": estimate.degenerate_group_fraction,
+            "rl/effective_groups": (1.0 - estimate.degenerate_group_fraction) * first.shape[0],
+            "rl/zero_gradient_updates": float(self.state.zero_gradient_updates),
+            "rl/staleness": float(self.state.version - 1 - batch.policy_version),
+            **batch_metrics(batch, self.world),
+        }
+
+    def _advantages(self, batch: Batch, reference_log_probs: Tensor) -> adv.Advantages:
+        r, m, g, rl = batch.rewards, batch.mask, batch.group, self.rl
+        if rl.estimator == "seed":
+            return adv.seed_advantage(r, m, gamma=rl.gamma, lam=rl.lam)
+        if rl.estimator == "trace":
+            return adv.trace_advantage(r, m, g, gamma=rl.gamma, lam=rl.lam)
+        if rl.estimator == "turn_credit":
+            ell = expert_log_likelihood(batch, reference_log_probs)
+            return adv.turn_credit_advantage(r, m, g, ell, gamma=rl.gamma)
+        function = {
+            "return_to_go": adv.return_to_go_advantage,
+            "grpo": adv.grpo_advantage,
+            "rloo": adv.rloo_advantage,
+        }[rl.estimator]
+        return function(r, m, g, gamma=rl.gamma)
+
+    def _count(self, batch: Batch, norm: float, has_signal: bool) -> None:
+        state = self.state
+        state.version += 1
+        state.updates += 1
+        state.env_steps += batch.env_steps
+        state.zero_gradient_updates = 0 if has_signal and norm > 0 else state.zero_gradient_updates + 1
+        if self.rl.starvation and state.zero_gradient_updates >= self.rl.starvation:
+            raise StarvedError(
+                f"{state.zero_gradient_updates} updates in a row had no advantage signal: all groups were flat "
+                "(one return for all members). Raise rl.group_size, rl.questions or rl.entropy, if not optimal"
+            )
+
+    # --- weights ----------------------------------------------------------------------------------------------------
+
+    def weights(self) -> dict[str, Tensor]:
+        """A copy of the policy's tensors."""
+        return {name: tensor.detach().clone() for name, tensor in self.policy.state_dict().items()}
+
+
+def clip_by_member(policy: RetrievalPolicy, limit: float) -> float:
+    """Scale each member's gradient to at most ``limit``; returns the largest norm before clipping."""
+    grads = [p.grad for p in policy.parameters() if p.grad is not None]
+    norms = torch.stack([g.flatten(1).pow(2).sum(1) for g in grads]).sum(0).sqrt()
+    scale = (limit / (norms + 1e-6)).clamp(max=1.0)
+    for grad in grads:
+        grad.mul_(scale[:, None, None])
+    return float(norms.max())
+
+
+def class_weight_per_row(world: World, weights: tuple[float, float, float]) -> Tensor:
+    """``[R]`` weights that sum to 1, each class sharing its weight evenly; absent classes give theirs to the others."""
+    out = torch.zeros(world.rows)
+    for kind in Kind:
+        members = world.kind == int(kind)
+        count = int(members.sum())
+        if count:
+            out[members] = weights[int(kind)] / count
+    total = out.sum()
+    if total <= 0:
+        raise ValueError(f"class weights {weights} give no weight to any question of the training set")
+    return out / total
+
+
+def sample_rows(world: World, weights: tuple[float, float, float], n: int, seed: int) -> Tensor:
+    """``[n]`` rows with replacement, classes in proportion to their weights."""
+    probability = class_weight_per_row(world, weights).double()
+    generator = torch.Generator().manual_seed(seed)
+    draw = torch.rand(n, generator=generator, dtype=torch.float64)
+    return torch.searchsorted(probability.cumsum(0), draw).clamp(max=world.rows - 1)
+
+
+def first_of_group(group: Tensor) -> Tensor:
+    """``[n_groups]`` index of each group's first member; groups are numbered in order of appearance."""
+    n = int(group.max()) + 1
+    start = torch.full((n,), group.numel(), dtype=torch.int64)
+    return start.scatter_reduce(0, group, torch.arange(group.numel()), reduce="amin")
+
+
+def expert_log_likelihood(batch: Batch, reference_log_probs: Tensor) -> Tensor:
+    """``[T + 1, B]``: log-likelihood the reference gives the expert's action, and of the outcome at the end.
+
+    The last entry of an episode is log(.95) for a right decision and log(.05) for a wrong one: the answer is known.
+    """
+    t, b = batch.mask.shape
+    ell = torch.zeros(t + 1, b)
+    ell[:t] = reference_log_probs.gather(2, batch.expert[:, :, None])[:, :, 0]
+    final = torch.where(batch.outcome.right, torch.log(torch.tensor(0.95)), torch.log(torch.tensor(0.05)))
+    length = batch.mask.sum(0)
+    after = torch.arange(t + 1)[:, None] >= length[None]
+    return torch.where(after, final[None], ell)
+
+
+def batch_metrics(batch: Batch, world: World) -> dict[str, float]:
+    """Returns, retrieval rates and hit rate by class of one batch of rollouts."""
+    kind = world.kind[batch.rows]
+    out = batch.outcome
+    metrics = {"rollout/return": float(out.returns.mean()), "rollout/steps": float(out.steps.float().mean())}
+    for k, name in ((Kind.A, "a"), (Kind.NEAR_B, "near_b"), (Kind.FAR_B, "far_b")):
+        members = kind == int(k)
+        if bool(members.any()):
+            metrics[f"rollout/return_{name}"] = float(out.returns[members].mean())
+            metrics[f"rollout/retrieval_rate_{name}"] = float((out.retrievals[members] > 0).float().mean())
+    members = kind == int(Kind.A)
+    if bool(members.any()):
+        metrics["rollout/hit_rate"] = float((out.hit[members] >= 1).float().mean())
+    metrics["rollout/blocked"] = float((out.block > 0).float().mean())
+    return metrics
