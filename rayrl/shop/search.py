@@ -1,5 +1,5 @@
-"""Multi-field BM25 in memory, rank for rank what SQLite's FTS5 answers, about a hundred times faster at 20,000
-products.
+"""Multi-field BM25 in memory, rank for rank what SQLite's FTS5 answers, several times faster
+(``benchmarks/shop_search.py``: 4 times at 300 products, 17 times at 20,000).
 
 The score is FTS5's ``bm25()``: with column weights w and k1 = 1.2, b = 0.75,
 
