@@ -1,9 +1,9 @@
 """How fast do readers get from trace files to a summary, and with how much memory?
 
 Each contender runs in a process of its own; peak memory is the largest sum, over the process and its descendants, of
-memory that is theirs alone (USS), sampled every 0.2 s. CPU seconds are those of the main process (imports included),
-which say more than wall seconds on a busy machine. ``mean_reward`` is over complete episodes, first complete record
-each, so that the contenders can be checked against each other.
+memory that is theirs alone (USS), sampled every 0.2 s. CPU seconds are those of the main process, without imports for
+rayrl; they say more than wall seconds on a busy machine. ``mean_reward`` is over complete episodes, first complete
+record each, so that the contenders can be checked against each other.
 
     python -m benchmarks.evaluation generate /data/big --gb 1
     python -m benchmarks.evaluation run /data/big            # one table, all contenders
@@ -72,14 +72,16 @@ def orjson_loop(run: Path) -> dict[str, Any]:
 def _rayrl(run: Path, engine: Any) -> dict[str, Any]:
     from jobs.evaluate import evaluate
 
-    started = time.perf_counter()
+    started, cpu = time.perf_counter(), time.process_time()
     result = evaluate([str(run)], engine=engine)
+    cpu = time.process_time() - cpu
     name = next(iter(result["runs"]))
     summary = dict(result["runs"][name])
     del summary["provenance"]  # holds the name of the folder
     digest = orjson.dumps(summary, option=orjson.OPT_SORT_KEYS)
     return {
         "seconds": time.perf_counter() - started,
+        "cpu_s": cpu,
         "records": result["read"]["records"],
         "mean_reward": result["runs"][name]["metrics"]["reward"]["mean"],
         "summary_sha256": hashlib.sha256(digest).hexdigest()[:16],

@@ -22,13 +22,14 @@ import pyarrow.parquet as pq
 
 from jobs.output import console, print_json
 from rayrl.errors import DataError
-from rayrl.evaluation.pipeline import Collector, PassOptions, local_tables, process_chunk, step_table
+from rayrl.evaluation.collect import Collector
+from rayrl.evaluation.known_calls import read_expected
+from rayrl.evaluation.pipeline import PassOptions, local_tables, process_chunk, step_table
 from rayrl.evaluation.rows import STEP_ARROW
 from rayrl.evaluation.sources import Chunk, Source, expected_jobs, find_sources, load_goals, manifest_of, plan_chunks
 from rayrl.evaluation.statistics import LEVEL
 from rayrl.evaluation.summary import summarize
 from rayrl.evaluation.tables import diagnosis_tables, summary_tables
-from rayrl.evaluation.tool_calls import read_expected
 from rayrl.traces.manifest import write_json_atomic
 
 Engine = Literal["auto", "local", "ray"]

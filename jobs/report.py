@@ -8,7 +8,8 @@ from pathlib import Path
 import orjson
 
 from jobs.output import console, print_json
-from rayrl.evaluation.pipeline import Collector, PassOptions, local_tables
+from rayrl.evaluation.collect import Collector
+from rayrl.evaluation.pipeline import PassOptions, local_tables
 from rayrl.evaluation.run_report import run_page
 from rayrl.evaluation.sources import (
     Source,

@@ -4,24 +4,21 @@ Invariants:
 
 * the local engine and Ray Data call :func:`process_chunk` on ranges of the same sources; the reduction sorts rows
   canonically first, so both give identical numbers whatever the size of the ranges;
-* :class:`Collector` keeps summary columns only; wide rows and labels go straight to disk.
+* nothing heavy is imported here (no statistics): every worker process imports this module.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import orjson
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rayrl.evaluation.diagnosis import label_record
 from rayrl.evaluation.fastjson import loads_for_row
-from rayrl.evaluation.label_rates import LabelTally
+from rayrl.evaluation.known_calls import Call, CallCase, expected_cases, known_calls
 from rayrl.evaluation.rows import (
     EPISODE_ARROW,
     STEP_ARROW,
@@ -37,10 +34,8 @@ from rayrl.evaluation.sources import (
     parquet_records,
     parquet_table,
     read_records,
-    split_unusable,
     unusable_values,
 )
-from rayrl.evaluation.tool_calls import Call, CallCase, call_accuracy, expected_cases, known_calls
 from rayrl.evaluation.view import view_of
 from rayrl.schemas import JsonDict
 
@@ -98,90 +93,10 @@ def _case_json(case: CallCase) -> list[Any]:
     return [case.case_id, case.expected.name, case.expected.arguments, actual]
 
 
-def _case(item: list[Any]) -> CallCase:
-    name, expected, arguments, actual = item
-    return CallCase(name, Call(expected, arguments), Call(actual[0], actual[1]) if actual else None)
-
-
 def step_table(chunk: Chunk) -> pa.Table:
     """Step rows of a chunk."""
     rows = [row for _, record, _ in read_records(chunk) if record for row in step_rows(record, run=chunk.source.run)]
     return values_table([tuple(row[name] for name in STEP_FIELDS) for row in rows], STEP_ARROW)
-
-
-class Collector:
-    """Takes row tables in file order and keeps what summaries need; rows and labels go to ``out`` as they come.
-
-    Use as a context manager; the files appear under their final names only when the pass went through.
-    """
-
-    def __init__(self, out: Path | None = None, *, labels: bool = False) -> None:
-        self._out = out
-        self._tables: list[pa.Table] = []
-        self._tally = LabelTally() if labels else None
-        self._calls: list[CallCase] = []
-        self._labelled: set[tuple[str, str]] = set()
-        self._rows: pq.ParquetWriter | None = None
-        self._label_file: Any = None
-        if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
-            self._rows = pq.ParquetWriter(out / ".episodes.parquet.tmp", EPISODE_ARROW, compression="zstd")
-            if labels:
-                self._label_file = (out / ".episode_labels.jsonl.tmp").open("wb")
-
-    def __enter__(self) -> Collector:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._out is None:
-            return
-        names = ["episodes.parquet"]
-        if self._rows is not None:
-            self._rows.close()
-        if self._label_file is not None:
-            self._label_file.close()
-            names.append("episode_labels.jsonl")
-        for name in names:
-            temporary = self._out / f".{name}.tmp"
-            if error is None:
-                temporary.replace(self._out / name)
-            else:
-                temporary.unlink(missing_ok=True)
-
-    def add(self, table: pa.Table) -> None:
-        """One more table of rows, in file order."""
-        if "labels_json" in table.schema.names:
-            self._take_labels(table)
-            table = table.select(EPISODE_ARROW.names)
-        if self._rows is not None and table.num_rows:
-            usable, _ = split_unusable(table)
-            self._rows.write_table(usable)
-        self._tables.append(table.select(SUMMARY_COLUMNS))
-
-    def _take_labels(self, table: pa.Table) -> None:
-        columns = ("run", "episode_id", "labels_json", "calls_json")
-        for run, episode, labels, calls in zip(*(table[c].to_pylist() for c in columns), strict=True):
-            if labels is None or (run, episode) in self._labelled:
-                continue  # no result, or a duplicate of one
-            self._labelled.add((run, episode))
-            if self._tally is not None:
-                self._tally.add(orjson.loads(labels))
-            if self._label_file is not None:
-                self._label_file.write(labels.encode() + b"\n")
-            if calls:
-                self._calls += [_case(item) for item in orjson.loads(calls)]
-
-    def table(self) -> tuple[pa.Table, dict[str, int]]:
-        """Summary columns of all records, and the number of unusable lines by kind."""
-        joined = pa.concat_tables(self._tables) if self._tables else EPISODE_ARROW.empty_table().select(SUMMARY_COLUMNS)
-        return split_unusable(joined)
-
-    def diagnosis(self, *, level: float) -> dict[str, Any] | None:
-        """Label rates and tool-call accuracy; ``None`` when no labels were asked for."""
-        if self._tally is None:
-            return None
-        rates = self._tally.rates(level=level)
-        return {**rates, "tool_calls": call_accuracy(self._calls, level=level) if self._calls else None}
 
 
 def _labelled_parquet(source: Source, options: PassOptions) -> Iterator[pa.Table]:

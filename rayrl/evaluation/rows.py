@@ -116,12 +116,14 @@ STEP_FIELDS: tuple[str, ...] = tuple(STEP_ARROW.names)
 
 def number(value: Any) -> float | None:
     """A finite float, or ``None`` for anything else (null, text, NaN)."""
-    if isinstance(value, int | float):
-        return float(value) if math.isfinite(value) else None
-    return None
+    if type(value) is float:  # nearly always
+        return value if math.isfinite(value) else None
+    return float(value) if isinstance(value, int) else None
 
 
 def _whole(value: Any) -> int | None:
+    if type(value) is int:  # nearly always
+        return value
     return int(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 

@@ -10,11 +10,12 @@ Invariants:
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
 import orjson
 import pyarrow as pa
@@ -32,7 +33,7 @@ PARQUET = "traces.parquet"
 UNUSABLE = ("malformed", "torn", "foreign")
 """``status`` of rows that stand for lines that are no episode record."""
 
-_TAIL_BYTES = 1024 * 1024
+_BUFFER_BYTES = 1024 * 1024
 _URL = re.compile(r"^[a-z][a-z0-9+.-]*://")
 _BLANK = len(EPISODE_ARROW)
 
@@ -144,35 +145,34 @@ def plan_chunks(sources: list[Source], chunk_bytes: int = CHUNK_BYTES) -> list[C
 
 
 def read_lines(chunk: Chunk) -> Iterator[tuple[int, bytes, bool]]:
-    """``(offset, line, ended)`` of every non-empty line that begins in the chunk.
+    """``(offset, line, ended)`` of every non-empty line that begins in the chunk, without its newline.
 
     ``ended`` is false for a last line without newline. Lines longer than a range are read to their end.
     """
-    with chunk.source.filesystem().open_input_file(chunk.source.url) as file:
-        begin = max(0, chunk.start - 1)
-        file.seek(begin)
-        data: bytes = file.read(chunk.stop - begin)
-        position = begin
-        if chunk.start:
-            # a line beginning exactly at start belongs here: then the byte before it is a newline
-            cut = data.find(b"\n")
-            if cut < 0:
-                return
-            data, position = data[cut + 1 :], begin + cut + 1
-        if not data:
+    filesystem = chunk.source.filesystem()
+    if isinstance(filesystem, pafs.LocalFileSystem):
+        # Python's own buffered reader splits lines with one copy
+        with Path(chunk.source.url).open("rb", buffering=_BUFFER_BYTES) as local:
+            yield from _lines(local, chunk)
+    else:
+        with filesystem.open_input_file(chunk.source.url) as remote:
+            yield from _lines(io.BufferedReader(remote, _BUFFER_BYTES), chunk)
+
+
+def _lines(file: IO[bytes], chunk: Chunk) -> Iterator[tuple[int, bytes, bool]]:
+    position = chunk.start
+    if chunk.start:
+        # a line beginning exactly at start belongs here: then the byte before it is a newline
+        file.seek(chunk.start - 1)
+        position += len(file.readline()) - 1
+    while position < chunk.stop:
+        line = file.readline()
+        if not line:
             return
-        while not data.endswith(b"\n"):
-            more: bytes = file.read(_TAIL_BYTES)
-            if not more:
-                break
-            end = more.find(b"\n")
-            data += more if end < 0 else more[: end + 1]
-    lines = data.split(b"\n")
-    last = len(lines) - 1
-    for index, line in enumerate(lines):
-        if line:
-            yield position, line, index < last
-        position += len(line) + 1
+        ended = line.endswith(b"\n")
+        if len(line) > ended:
+            yield position, line[:-1] if ended else line, ended
+        position += len(line)
 
 
 def read_records(

@@ -6,16 +6,9 @@ from collections import defaultdict
 import pytest
 
 from rayrl.evaluation import diagnosis as d
+from rayrl.evaluation.known_calls import Call, CallCase, known_calls, read_expected
 from rayrl.evaluation.label_rates import label_rates
-from rayrl.evaluation.tool_calls import (
-    Call,
-    CallCase,
-    call_accuracy,
-    compare_arguments,
-    known_calls,
-    read_expected,
-    same_value,
-)
+from rayrl.evaluation.tool_calls import call_accuracy, compare_arguments, same_value
 from rayrl.evaluation.view import EpisodeView, StepView, view_of
 from rayrl.testing.traces import TraceRecipe, as_v4, make_goal, make_record, make_records, plan_episode
 
