@@ -100,7 +100,7 @@ def _prepare(
             raise ValueError("weights must be positive, finite, one per row")
         root = np.sqrt(weights / weights.mean())
         x, y = x * root[:, None], y * root
-    inverse = np.linalg.inv(x.T @ x)
+    inverse = np.asarray(np.linalg.inv(x.T @ x), dtype=np.float64)
     return x, y, inverse, inverse @ (x.T @ y)
 
 

@@ -1,7 +1,8 @@
 """The simple skill providers: none, bank, masked; and how a config names one.
 
 A bank file is JSON: ``{"schema": "rayrl-skillbank-v1", "skills": [{"skill_id", "version", "content", "metadata",
-"scope": "global" | {"task_ids": [...]}}]}``. A skill without scope is global.
+"scope": "global" | {"task_ids": [...]}}]}``. A skill without scope is global. What else a snapshot holds
+(:mod:`rayrl.skills.bank`) decides which of them are active. ``shopsimrl-skillbank-v1`` files are read as well.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from rayrl.config import Section, no_secrets, resolve_resource
-from rayrl.errors import ConfigError, DataError
+from rayrl.errors import ConfigError, DataError, did_you_mean
 from rayrl.registry import resolve_dotted
 from rayrl.schemas import EpisodeJob, Frozen, JsonDict, PublicContext, Skill, canonical_json, sha256_hex
 from rayrl.skills.base import SkillProvider
 
 BANK_SCHEMA = "rayrl-skillbank-v1"
+PUBLIC_BANK_SCHEMA = "shopsimrl-skillbank-v1"
 
 
 class TaskScope(Frozen):
@@ -46,33 +48,48 @@ class BankEntry(Frozen):
         return Skill(skill_id=self.skill_id, version=self.version, content=self.content, metadata=self.metadata)
 
 
-def load_bank(path: Path) -> list[BankEntry]:
-    """Read a bank file.
+def read_bank_json(path: Path) -> JsonDict:
+    """The JSON object of a bank file of a known schema.
 
     Raises:
-        DataError: names the file and the entry.
+        DataError: names the file and what was found.
     """
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"skill bank {path}: cannot be read as JSON: {error}") from None
-    if not isinstance(raw, dict) or raw.get("schema") != BANK_SCHEMA:
-        found = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
+    found = raw.get("schema", raw.get("schema_version")) if isinstance(raw, dict) else type(raw).__name__
+    if not isinstance(raw, dict) or found not in (BANK_SCHEMA, PUBLIC_BANK_SCHEMA):
         raise DataError(f"skill bank {path}: schema is {found!r}, expected {BANK_SCHEMA!r}")
-    entries: list[BankEntry] = []
+    return raw
+
+
+def load_bank(path: Path) -> list[BankEntry]:
+    """The active skills of a bank file: neither rejected in review nor stopped by the firewall.
+
+    Raises:
+        DataError: names the file and the entry.
+    """
+    from rayrl.skills.bank import load_snapshot  # the snapshot is made of the entries of this module
+
+    raw = read_bank_json(path)
     seen: set[str] = set()
     for index, item in enumerate(raw.get("skills") or []):
-        try:
-            entry = BankEntry.model_validate(item)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise DataError(f"skill bank {path}: skills[{index}].{where}: {first['msg']}") from None
-        if entry.skill_id in seen:
-            raise DataError(f"skill bank {path}: skills[{index}]: skill_id {entry.skill_id!r} occurs twice")
-        seen.add(entry.skill_id)
-        entries.append(entry)
-    return entries
+        name = item.get("skill_id") if isinstance(item, dict) else None
+        if name in seen:
+            raise DataError(f"skill bank {path}: skills[{index}]: skill_id {name!r} occurs twice")
+        seen.add(str(name))
+        if raw.get("schema") == BANK_SCHEMA:
+            _check_entry(item, f"skill bank {path}: skills[{index}]")
+    return load_snapshot(path).active()
+
+
+def _check_entry(item: Any, where: str) -> None:
+    try:
+        BankEntry.model_validate(item)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise DataError(f"{where}.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 def bank_hash(entries: list[BankEntry]) -> str:
@@ -121,14 +138,25 @@ def mask_bit(mask_seed: int, job: EpisodeJob, skill_id: str, inclusion: float) -
 
 
 class MaskedSkills:
-    """A random subset of a bank per job, by :func:`mask_bit`; made for paired masked validation."""
+    """A random subset of a bank per job, by :func:`mask_bit`; made for paired masked validation.
 
-    def __init__(self, entries: list[BankEntry], *, mask_seed: int, inclusion: float) -> None:
+    ``flip`` inverts the bits of all skills (``["*"]``) or of the ones named: the same jobs with and without it make
+    complementary pairs.
+    """
+
+    def __init__(
+        self, entries: list[BankEntry], *, mask_seed: int, inclusion: float, flip: list[str] | None = None
+    ) -> None:
         if not 0 < inclusion < 1:
             raise ConfigError(f"skills.inclusion: {inclusion} is not strictly between 0 and 1")
+        known = [entry.skill_id for entry in entries]
+        for name in flip or []:
+            if name != "*" and name not in known:
+                raise ConfigError(f"skills.flip: the bank has no skill {name!r}{did_you_mean(name, known)}")
         self.entries = entries
         self.mask_seed = mask_seed
         self.inclusion = inclusion
+        self.flip = sorted(set(flip or []))
 
     def identity(self) -> dict[str, Any]:
         """Fingerprint part."""
@@ -137,16 +165,24 @@ class MaskedSkills:
             "bank_sha256": bank_hash(self.entries),
             "mask_seed": self.mask_seed,
             "inclusion": self.inclusion,
+            **({"flip": self.flip} if self.flip else {}),
         }
+
+    def assigned(self, job: EpisodeJob) -> list[BankEntry]:
+        """The subset of a job, in bank order; pure."""
+        return [
+            entry
+            for entry in self.entries
+            if entry.applies(job)
+            and mask_bit(self.mask_seed, job, entry.skill_id, self.inclusion) != self._flipped(entry.skill_id)
+        ]
+
+    def _flipped(self, skill_id: str) -> bool:
+        return "*" in self.flip or skill_id in self.flip
 
     async def select(self, context: PublicContext) -> list[Skill]:
         """The assigned subset, in bank order."""
-        job = context.job
-        return [
-            entry.skill()
-            for entry in self.entries
-            if entry.applies(job) and mask_bit(self.mask_seed, job, entry.skill_id, self.inclusion)
-        ]
+        return [entry.skill() for entry in self.assigned(context.job)]
 
 
 class SkillsConfig(Section):
@@ -162,6 +198,8 @@ class SkillsConfig(Section):
     """Seed of the random subsets (``masked``)."""
     inclusion: float = 0.5
     """Probability that a skill is in a job's subset (``masked``)."""
+    flip: list[str] = []
+    """Skills whose bit is inverted, ``["*"]`` for all (``masked``): the other half of a complementary pair."""
     options: dict[str, Any] = {}
     """Keyword arguments for a provider of your own. In the fingerprint through its ``identity()``."""
 
@@ -190,7 +228,7 @@ def build_skills(config: SkillsConfig, base: Path | None = None) -> SkillProvide
         return _from_bank(  # type: ignore[no-any-return]
             config,
             base,
-            lambda bank: MaskedSkills(bank, mask_seed=config.mask_seed, inclusion=config.inclusion),
+            lambda bank: MaskedSkills(bank, mask_seed=config.mask_seed, inclusion=config.inclusion, flip=config.flip),
         )
     if ":" not in config.kind:
         raise ConfigError(f"skills.kind: {config.kind!r} is none of none, bank, masked, or pkg.module:Name")

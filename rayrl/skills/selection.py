@@ -130,9 +130,7 @@ def minimum_detectable(se: float, df: int, chunks: int, *, q: float = FDR, power
     high = 2 * se * (float(stats.norm.ppf(1 - alpha)) + float(stats.norm.ppf(power))) + 1e-12
     while power_of_effect(high, se, df, alpha=alpha) < power:
         high *= 2
-    return float(
-        optimize.brentq(lambda e: power_of_effect(e, se, df, alpha=alpha) - power, 0.0, high, xtol=1e-9)
-    )
+    return float(optimize.brentq(lambda e: power_of_effect(e, se, df, alpha=alpha) - power, 0.0, high, xtol=1e-9))
 
 
 def planned_se(*, tasks: int, repeats: int, chunks: int, inclusion: float, sd: float, design: str) -> float:
