@@ -9,6 +9,7 @@ from jobs.output import console, print_json
 from jobs.rollout import SUMMARY, summarize_run
 from rayrl.errors import DataError
 from rayrl.evaluation.tables import summary_tables
+from rayrl.guard import read_notice
 from rayrl.schemas import JsonDict
 from rayrl.traces.manifest import read_manifest, write_json_atomic
 
@@ -30,13 +31,9 @@ def summarize_directory(run_dir: Path) -> JsonDict:
             f"{run_dir} is no run directory: it has no manifest.json (`rayrl runs list` shows those there are)"
         )
     summary = summarize_run(run_dir, expected_jobs=len(manifest["semantic"]["jobs"]))
-    old = run_dir / SUMMARY
-    if old.exists():
-        import orjson
-
-        notice = orjson.loads(old.read_bytes()).get("test_split")
-        if notice is not None:
-            summary["test_split"] = notice
+    notice = read_notice(run_dir)
+    if notice is not None:
+        summary["test_split"] = notice
     write_json_atomic(run_dir / SUMMARY, summary)
     return summary
 

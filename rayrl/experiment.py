@@ -84,12 +84,13 @@ class Experiment:
     def worker_spec(self, environment: AnyEnvironment, *, admin_token: SecretStr | None = None) -> WorkerSpec:
         """What every worker gets; ``environment`` with the addresses really used."""
         execution = self.config.execution
-        model = self.semantic["model"]
+        model, identity = self.semantic["model"], self.semantic["environment"]
         provenance: JsonDict = {
             "experiment": self.name,
             "fingerprint": self.fingerprint,
             "model": model.get("name", model.get("kind")),
             "checkpoint_id": self.config.model.checkpoint_id,
+            "environment_version": identity.get("environment_version", identity.get("version")),
             "prompt_sha256": self.semantic["prompt"]["sha256"],
             "skills": self.semantic["skills"],
         }

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import orjson
 
@@ -72,7 +72,7 @@ class Tracker:
         self.run_dir = run_dir
         self.path = run_dir / METRICS
         run_dir.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("ab")
+        self._file = _open_append(self.path)
         self._warn = warn or (lambda text: print(text, file=sys.stderr))
         self._run: Any = None
         self._step_names: set[str] = set()
@@ -171,14 +171,14 @@ class Tracker:
             except orjson.JSONDecodeError:
                 dropped += 1  # a torn last line
                 continue
-            if isinstance(value.get(step_name), int) and value[step_name] > step:
+            if isinstance(value, dict) and isinstance(value.get(step_name), int) and value[step_name] > step:
                 dropped += 1
                 continue
             kept.append(line)
         temporary = self.path.with_suffix(".tmp")
         temporary.write_bytes(b"".join(kept))
         temporary.replace(self.path)
-        self._file = self.path.open("ab")
+        self._file = _open_append(self.path)
         return dropped
 
     def close(self) -> None:
@@ -197,3 +197,12 @@ class Tracker:
             if self.mirror_failures == 1:
                 # the message only: W&B errors can quote settings
                 self._warn(f"W&B is off for this run ({type(error).__name__}); metrics go on in {self.path.name}")
+
+
+def _open_append(path: Path) -> BinaryIO:
+    file = path.open("ab+")
+    if file.tell():
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.write(b"\n")  # ends a torn tail, so that the next point has a line of its own
+    return file
