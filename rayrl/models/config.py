@@ -172,6 +172,8 @@ class ModelConfig(Section):
             return {key: out[key] for key in ("kind", "name", "checkpoint_id", "scripted")}
         unread = {"scripted"} | (set() if self.kind == "local" else {"local"})
         unread |= {"options"} if self.kind in BUILT_IN_KINDS else set()
+        by_schema = self.kind == "local" or self.tool_protocol == "json_schema"
+        unread |= {"tool_choice", "parallel_tool_calls"} if by_schema else {"json_schema_max_string"}
         return {key: value for key, value in out.items() if key not in unread}
 
     @field_validator("kind")

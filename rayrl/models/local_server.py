@@ -11,9 +11,11 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import IO
 
 from rayrl.errors import ConfigError
 from rayrl.models.config import LocalConfig
@@ -34,22 +36,23 @@ def local_server(config: LocalConfig | None = None, *, port: int = 0) -> Iterato
     weights_path(settings)  # say what is missing here, not in a child's log
     command = [sys.executable, "-m", "rayrl.models.local_server", "--port", str(port)]
     command += ["--config", json.dumps(settings.model_dump(mode="json"))]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        yield _address(child, settings.start_timeout_s)
-    finally:
-        for stream in (child.stdin, child.stdout, child.stderr):
-            if stream is not None:
-                stream.close()
-        child.terminate()
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:  # a pipe would fill up unread
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
-            child.wait(10)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+            yield _address(child, settings.start_timeout_s, log)
+        finally:
+            for stream in (child.stdin, child.stdout):
+                if stream is not None:
+                    stream.close()
+            child.terminate()
+            try:
+                child.wait(10)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
 
 
-def _address(child: subprocess.Popen[str], timeout_s: float) -> str:
+def _address(child: subprocess.Popen[str], timeout_s: float, log: IO[str]) -> str:
     lines: list[str] = []
     reader = threading.Thread(target=lambda: lines.append(child.stdout.readline() if child.stdout else ""), daemon=True)
     reader.start()
@@ -58,7 +61,9 @@ def _address(child: subprocess.Popen[str], timeout_s: float) -> str:
     if address.startswith("http://"):
         return address
     child.kill()
-    said = (child.stderr.read() if child.stderr else "").strip().splitlines()
+    child.wait()
+    log.seek(0)
+    said = log.read().strip().splitlines()
     why = said[-1] if said else f"no answer within {timeout_s:g} s"
     raise ConfigError(f"the local model server did not start: {why[:300]}")
 

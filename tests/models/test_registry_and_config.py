@@ -127,8 +127,8 @@ SEMANTIC = {
     "send_seed": False,
     "allow_text_beside_call": False,
     "parallel_tool_calls": False,
-    "json_schema_max_string": 8,
 }
+BY_SCHEMA = {"json_schema_max_string": 8}
 OPERATIONAL = {
     "base_url": "http://elsewhere/v1",
     "api_key_env": "HOME",
@@ -152,7 +152,12 @@ def test_the_identity_holds_what_changes_results_and_nothing_else():
         assert model_identity(ModelConfig.model_validate({**BASE, key: value})) != plain, key
     for key, value in OPERATIONAL.items():
         assert model_identity(ModelConfig.model_validate({**BASE, key: value})) == plain, key
-    covered = {*SEMANTIC, *OPERATIONAL, "kind"}
+    schema = {**BASE, "tool_protocol": "json_schema"}
+    for key, value in BY_SCHEMA.items():
+        assert model_identity(ModelConfig.model_validate({**BASE, key: value})) == plain, key  # not read there
+        changed = model_identity(ModelConfig.model_validate({**schema, key: value}))
+        assert changed != model_identity(ModelConfig.model_validate(schema)), key
+    covered = {*SEMANTIC, *OPERATIONAL, *BY_SCHEMA, "kind"}
     assert covered == set(ModelConfig.model_fields)  # a new key must be put on one side
 
 
