@@ -23,11 +23,10 @@ from typing import Any
 import aiohttp
 import httpx
 import orjson
-from httpx_aiohttp import AiohttpTransport
 
 from rayrl.environments.shop_config import ShopEnvironmentConfig
 from rayrl.errors import EnvironmentFaultError
-from rayrl.models.http_transport import is_loopback
+from rayrl.models.http_transport import is_loopback, open_transport
 from rayrl.models.retry import backoff_s, parse_retry_after
 from rayrl.schemas import JsonDict
 
@@ -122,14 +121,7 @@ class ShopClient:
         if trust_env is None:
             trust_env = not all(is_loopback(url) for url in base_urls)
 
-        def session() -> aiohttp.ClientSession:
-            # concurrency is bounded by the caller's episodes, not here
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60, ttl_dns_cache=60)
-            return aiohttp.ClientSession(
-                connector=connector, trust_env=bool(trust_env), cookie_jar=aiohttp.DummyCookieJar()
-            )
-
-        self._http = httpx.AsyncClient(transport=AiohttpTransport(client=session), trust_env=False)
+        self._transport = open_transport(trust_env=trust_env)
 
     async def aclose(self) -> None:
         """Close connections and stop probing."""
@@ -137,7 +129,7 @@ class ShopClient:
         for probe in probes:
             probe.cancel()
         await asyncio.gather(*probes, return_exceptions=True)
-        await self._http.aclose()
+        await self._transport.aclose()
 
     async def once(self, server: Server, body: JsonDict, *, timeout_s: float) -> Answer:
         """One POST, no repetition.
@@ -271,7 +263,6 @@ class ShopClient:
         timeout_s: float,
         headers: dict[str, str] | None = None,
     ) -> Answer:
-        # a request is put together by hand: merging client defaults into it would cost as much as sending it
         timeout = {"connect": self._config.connect_timeout_s, "read": timeout_s, "write": timeout_s, "pool": timeout_s}
         url = server.agent_url if path == _AGENT_PATH else httpx.URL(server.base_url + path)
         request = httpx.Request(
@@ -279,7 +270,11 @@ class ShopClient:
         )
         try:
             async with asyncio.timeout(timeout_s):
-                response = await self._http.send(request)
+                response = await self._transport.handle_async_request(request)
+                try:
+                    await response.aread()
+                finally:
+                    await response.aclose()
         except (TimeoutError, httpx.HTTPError, aiohttp.ClientError, OSError) as error:
             raise _no_answer(server, error) from error
         return _answer(server, response)

@@ -97,25 +97,29 @@ def is_loopback(url: str) -> bool:
         return False
 
 
-class Endpoint:
-    """The connections of one model instance: httpx's transport API without its client around it.
+def open_transport(*, trust_env: bool) -> AiohttpTransport:
+    """httpx's transport API over aiohttp's connections, without httpx's client around it.
 
     Cookies, redirects, auth flows and the merging of client defaults are not wanted here, and cost as much as the
-    request itself. Needs a running event loop. Concurrency is bounded by the limiter, not here.
+    request itself. Concurrency is bounded by the callers, not here. A request must carry its own headers, and time-outs
+    in its ``extensions``.
     """
+
+    def session() -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60, ttl_dns_cache=60)
+        return aiohttp.ClientSession(connector=connector, trust_env=trust_env, cookie_jar=aiohttp.DummyCookieJar())
+
+    return AiohttpTransport(client=session)
+
+
+class Endpoint:
+    """The chat-completions route of one model instance and the connections to it."""
 
     def __init__(self, config: ModelConfig, key: ApiKey) -> None:
         trust_env = config.trust_env
         if trust_env is None:
             trust_env = not is_loopback(config.base_url or "")
-
-        def session() -> aiohttp.ClientSession:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60, ttl_dns_cache=60)
-            return aiohttp.ClientSession(
-                connector=connector, trust_env=bool(trust_env), cookie_jar=aiohttp.DummyCookieJar()
-            )
-
-        self._transport = AiohttpTransport(client=session)
+        self._transport = open_transport(trust_env=trust_env)
         self._url = httpx.URL(f"{config.base_url}/chat/completions")
         self._headers = httpx.Headers(
             {
@@ -126,9 +130,8 @@ class Endpoint:
                 **key.header(),
             }
         )
-        self._extensions = {
-            "timeout": httpx.Timeout(config.timeouts.read_s, connect=config.timeouts.connect_s).as_dict()
-        }
+        timeouts = config.timeouts
+        self._extensions = {"timeout": httpx.Timeout(timeouts.read_s, connect=timeouts.connect_s).as_dict()}
 
     async def post(self, body: bytes) -> httpx.Response:
         """Send a request; returns once the status is there, the body still to be read."""
