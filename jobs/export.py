@@ -3,7 +3,8 @@
 Formats: ``sft`` (conversations, or one record per reply), ``dpo`` (best and worst of a group), ``grpo`` (groups after
 the dynamic-sampling filter), ``slime`` (samples) and ``slime-requests`` (what slime's rollout should play). Nothing
 private, no reasoning and no persona leaves unless asked for. SFT takes completed episodes with r_success = 1 unless a
-filter is given; the others take all results and let groups decide.
+filter is given; the others take all results and let groups decide. ``calls`` makes a test set of function calls whose
+right answer is known (it carries those answers, which come from the private goals).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import orjson
 
 from jobs.output import console, facts_table, print_json
 from rayrl.errors import DataError, UserError
-from rayrl.evaluation.sources import Source, find_sources, manifest_of, plan_chunks, read_lines
+from rayrl.evaluation.sources import Source, find_sources, load_goals, manifest_of, plan_chunks, read_lines
+from rayrl.export.calls import call_cases
 from rayrl.export.conversation import ConversationOptions, messages_of
 from rayrl.export.filters import Filter
 from rayrl.export.quality import QualityReport, action_fingerprint
@@ -29,7 +31,7 @@ from rayrl.export.slime import request_from_job, sample_from_record
 from rayrl.schemas import EpisodeJob, JsonDict
 from rayrl.traces.store import TRAINING
 
-FORMATS = ("sft", "dpo", "grpo", "slime", "slime-requests")
+FORMATS = ("sft", "dpo", "grpo", "slime", "slime-requests", "calls")
 SFT_FILTER = "completed and r_success == 1"
 
 
@@ -92,6 +94,8 @@ def export(locations: list[str], out: Path, settings: ExportSettings) -> dict[st
         report.setdefault("read", {})[source.run] = {"episodes": len(found), **counts}
     if settings.to == "slime-requests":
         lines = _requests(sources, report)
+    elif settings.to == "calls":
+        lines = _calls(places, chosen, settings, report)
     elif settings.to in ("sft", "slime"):
         maker = _sft if settings.to == "sft" else _slime
         lines = maker(places, chosen, settings, report, _expected_tasks(sources))
@@ -181,6 +185,20 @@ def _slime(
             index += 1
             yield sample
     report["samples"] = counts
+
+
+def _calls(
+    places: list[Place], chosen: Filter | None, settings: ExportSettings, report: dict[str, Any]
+) -> Iterator[JsonDict]:
+    """Steps whose right call is known, as a set to test models on. What is right comes from the private goals."""
+    report["carries"]["private_goal"] = "the right call of each case"
+    for source, group in groupby(places, key=lambda p: p.source):
+        options, goals = _options(settings, source), load_goals(source)
+        if not goals:
+            raise DataError(f"{source.run}: no private goals beside the traces, so no right call is known")
+        for record in read_places([p for p in group if p.complete]):
+            if chosen is None or chosen(record):
+                yield from call_cases(record, goals.get(record["job"]["task_id"]), options)
 
 
 def _training_lines(source: Source) -> dict[tuple[str, int], list[JsonDict]]:

@@ -164,7 +164,10 @@ def _lines(file: IO[bytes], chunk: Chunk) -> Iterator[tuple[int, bytes, bool]]:
     if chunk.start:
         # a line beginning exactly at start belongs here: then the byte before it is a newline
         file.seek(chunk.start - 1)
-        position += len(file.readline()) - 1
+        head = file.readline(chunk.stop - chunk.start + 1)
+        if not head.endswith(b"\n"):
+            return  # no line begins here
+        position += len(head) - 1
     while position < chunk.stop:
         line = file.readline()
         if not line:

@@ -122,12 +122,15 @@ def diagnosis_tables(diagnosis: dict[str, Any]) -> list[Table]:
             )
     tables = [table, _words("Main cause", diagnosis["diagnosis"])]
     calls = diagnosis.get("tool_calls")
-    if calls:
-        accuracy = _table("Tool calls where the right one is known", "", "right", "of", "rate", f"{level:.0%} interval")
-        rows = {"tool choice": calls["tool_choice"], "whole call": calls["exact_call"]}
-        rows |= {f"tool {k}": v for k, v in calls["by_tool"].items()}
-        rows |= {f"argument {k}": v for k, v in calls["by_argument"].items()}
-        for name, item in rows.items():
-            accuracy.add_row(name, str(item["right"]), str(item["n"]), figure(item["rate"]), interval(item))
-        tables.append(accuracy)
-    return tables
+    return [*tables, calls_table(calls, level)] if calls else tables
+
+
+def calls_table(calls: dict[str, Any], level: float) -> Table:
+    """Accuracy of tool choice and of each argument."""
+    table = _table("Tool calls where the right one is known", "", "right", "of", "rate", f"{level:.0%} interval")
+    rows = {"tool choice": calls["tool_choice"], "whole call": calls["exact_call"]}
+    rows |= {f"tool {k}": v for k, v in calls["by_tool"].items()}
+    rows |= {f"argument {k}": v for k, v in calls["by_argument"].items()}
+    for name, item in rows.items():
+        table.add_row(name, str(item["right"]), str(item["n"]), figure(item["rate"]), interval(item))
+    return table

@@ -11,7 +11,6 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ import orjson
 
 from rayrl.errors import EpisodeError
 from rayrl.export.conversation import ConversationOptions, messages_of
+from rayrl.judge.bounded import bounded
 from rayrl.judge.rubric import TOOL_NAME, Rubric
 from rayrl.models.base import ChatModel
 from rayrl.schemas import JsonDict, ModelOutput, canonical_json, sha256_hex, step_seed
@@ -147,27 +147,8 @@ class Judge:
 
     async def run(self, jobs: Iterable[JudgeJob]) -> AsyncIterator[JsonDict]:
         """Outputs as they come, at most ``concurrency`` calls at a time; jobs are taken lazily."""
-        pending: set[asyncio.Task[JsonDict]] = set()
-        source = iter(jobs)
-        exhausted = False
-        try:
-            while pending or not exhausted:
-                while not exhausted and len(pending) < self._concurrency:
-                    job = next(source, None)
-                    if job is None:
-                        exhausted = True
-                    else:
-                        pending.add(asyncio.create_task(self.judge(job)))
-                if not pending:
-                    break
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    yield task.result()
-        finally:
-            for task in pending:
-                task.cancel()
-            if pending:
-                await asyncio.wait(pending, timeout=10)
+        async for output in bounded(jobs, self.judge, concurrency=self._concurrency):
+            yield output
 
 
 def finished_keys(lines: Iterable[bytes]) -> set[tuple[str, ...]]:
