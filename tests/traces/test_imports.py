@@ -19,7 +19,11 @@ def foreign(task=12, status="completed", **more):
         "observation": "page",
         "observation_state": state,
         "tools": tools,
-        "model": {"tool_calls": [made], "reasoning_content": "hm", "usage": {"prompt_tokens": 7, "completion_tokens": 2}},
+        "model": {
+            "tool_calls": [made],
+            "reasoning_content": "hm",
+            "usage": {"prompt_tokens": 7, "completion_tokens": 2},
+        },
         "action": "click[buy now]",
         "environment": {
             "observation": "done",
@@ -89,7 +93,9 @@ def test_nothing_private_is_in_the_trace_and_the_goal_is_beside_it(tmp_path):
 
 
 def test_attempts_are_counted_in_file_order(tmp_path):
-    lines, _ = run(write(tmp_path, foreign(status="failed", error={"stage": "model", "message": "x"}), foreign(), foreign(7)))
+    lines, _ = run(
+        write(tmp_path, foreign(status="failed", error={"stage": "model", "message": "x"}), foreign(), foreign(7))
+    )
     records = [orjson.loads(line.record) for line in lines]
     assert [(r["episode_id"][:11], r["attempt"], r["status"]) for r in records] == [
         ("task-000012", 1, "failed"),

@@ -26,8 +26,12 @@ STEP = st.fixed_dictionaries(
     {"observation": PAGE, "tools": TOOLSET}, optional={"environment": PAGE, "protocol_error": STATE}
 )
 EPISODE = st.fixed_dictionaries(
-    {"start": st.one_of(st.none(), PAGE), "conversation": st.lists(MESSAGE, max_size=6), "steps": st.lists(STEP, max_size=5)}
-)  # fmt: skip
+    {
+        "start": st.one_of(st.none(), PAGE),
+        "conversation": st.lists(MESSAGE, max_size=6),
+        "steps": st.lists(STEP, max_size=5),
+    }
+)
 
 
 def plain(episode):
@@ -125,7 +129,11 @@ async def test_a_real_episode_stores_each_tool_set_once():
 
 
 def test_a_damaged_reference_is_an_error_not_a_wrong_text():
-    record = {"interned": {"texts": ["a"], "states": [], "toolsets": []}, "conversation": [{"content_ref": 3}], "steps": []}
+    record = {
+        "interned": {"texts": ["a"], "states": [], "toolsets": []},
+        "conversation": [{"content_ref": 3}],
+        "steps": [],
+    }
     with pytest.raises(IndexError):
         expand(record)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import stat
@@ -99,10 +100,9 @@ def test_a_private_file_that_was_left_open_is_closed_again(tmp_path):
 def test_private_and_training_lines_are_durable_before_their_trace(tmp_path, monkeypatch):
     synced = []
     real = os.fsync
-    names = {}
 
     def fsync(fd):
-        synced.append(Path(names.setdefault(fd, os.readlink(f"/proc/self/fd/{fd}"))).name)
+        synced.append(Path(f"/proc/self/fd/{fd}").readlink().name)
         real(fd)
 
     monkeypatch.setattr(store_module.os, "fsync", fsync)
@@ -212,7 +212,9 @@ def test_the_first_complete_record_is_the_result_whatever_comes_later(tmp_path):
 
 
 def test_without_a_complete_record_the_newest_one_counts_and_numbering_goes_on(tmp_path):
-    reader = write_all(tmp_path, line(1, 1, "failed"), line(2), line(1, 3, "failed", note="newest"), line(1, 2, "cancelled"))
+    reader = write_all(
+        tmp_path, line(1, 1, "failed"), line(2), line(1, 3, "failed", note="newest"), line(1, 2, "cancelled")
+    )
     results = {r["episode_id"]: r for r in reader.results()}
     assert results[episode_id(1, 0)]["status"] == "cancelled"
     assert reader.scan().last_attempt == {episode_id(1, 0): 3}
@@ -281,7 +283,7 @@ def test_byte_ranges_partition_the_lines(tmp_path_factory, lines, cuts, ends_wit
     data = b"\n".join(lines) + (b"\n" if ends_with_newline and lines else b"")
     path.write_bytes(data)
     borders = sorted({0, len(data), *(c for c in cuts if c < len(data))})
-    pieces = [item for a, b in zip(borders, borders[1:], strict=False) for item in iter_lines(path, start=a, stop=b)]
+    pieces = [item for a, b in itertools.pairwise(borders) for item in iter_lines(path, start=a, stop=b)]
     assert pieces == list(iter_lines(path))
 
 
@@ -337,9 +339,8 @@ def test_a_second_process_is_refused_and_the_lock_dies_with_its_holder(tmp_path)
 
 
 def test_two_locks_in_one_process_conflict_too(tmp_path):
-    with RunLock(tmp_path):
-        with pytest.raises(RunConflictError), RunLock(tmp_path):
-            pass
+    with RunLock(tmp_path), pytest.raises(RunConflictError), RunLock(tmp_path):
+        pass
     with RunLock(tmp_path):
         pass
 
@@ -351,7 +352,12 @@ def test_a_run_root_that_cannot_be_made_is_bad_input(tmp_path):
 
 
 def test_goals_of_a_torn_private_file(tmp_path):
-    rows = [{"episode_id": "a", "goal": {"n": 1}}, {"episode_id": "a", "goal": {"n": 2}}, {"goal": {}}, {"episode_id": "b"}]
+    rows = [
+        {"episode_id": "a", "goal": {"n": 1}},
+        {"episode_id": "a", "goal": {"n": 2}},
+        {"goal": {}},
+        {"episode_id": "b"},
+    ]
     text = "\n".join(json.dumps(row) for row in rows) + '\n{"episode_id": "c", "go'
     (tmp_path / PRIVATE).write_text(text)
     assert RunReader(tmp_path).private_goals() == {"a": {"n": 2}}
