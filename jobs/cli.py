@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 import sys
 
-from jobs.command import command_main
+from jobs.command import UsageError, command_main, fail
 from rayrl import __version__
 from rayrl.errors import did_you_mean
 
@@ -51,8 +51,8 @@ def main(argv: list[str] | None = None) -> int:
     name, rest = words[0], words[1:]
     available = _available()
     if name not in available:
-        print(f"rayrl: no command {name!r}{did_you_mean(name, list(available))}\n\n{_overview()}", file=sys.stderr)
-        return 2
+        unknown = UsageError(f"no command {name!r}{did_you_mean(name, list(available))}", _overview() + "\n\n")
+        return fail(unknown, unknown.exit_code, as_json="--json" in rest)
     module = importlib.import_module(COMMANDS[name][0])
     return command_main(name, module.add_arguments, module.run, rest, description=COMMANDS[name][1])
 

@@ -8,12 +8,29 @@ be resumed; 7 the ledger did not close; 8 stalled; 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import traceback
 from collections.abc import Callable
+from typing import NoReturn
 
 from jobs.output import print_json
 from rayrl.errors import RayrlError, UserError
+
+
+class UsageError(UserError):
+    """The words after the command are wrong; ``usage`` says which there are."""
+
+    def __init__(self, message: str, usage: str = "") -> None:
+        super().__init__(message)
+        self.usage = usage
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of leaving the process, so that ``--json`` holds for wrong arguments too."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message}", self.format_usage())
 
 
 def command_main(
@@ -25,25 +42,26 @@ def command_main(
     description: str | None = None,
 ) -> int:
     """Parse, run, and turn every failure into a message and an exit code."""
-    parser = argparse.ArgumentParser(prog=f"rayrl {name}", description=description)
-    add_arguments(parser)
-    _add_json(parser)
-    args = _parse(parser, sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else argv
+    as_json = "--json" in words  # known before parsing, which may fail
     try:
-        return run(args)
-    except UserError as error:
-        return _fail(args, error, error.exit_code)
+        parser = _Parser(prog=f"rayrl {name}", description=description)
+        add_arguments(parser)
+        _add_json(parser)
+        code = run(_parse(parser, words))
+        sys.stdout.flush()  # a reader that went away shows here, not after we said all is well
+        return code
     except RayrlError as error:
-        return _fail(args, error, getattr(error, "exit_code", 1))
+        return fail(error, getattr(error, "exit_code", 1), as_json=as_json)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader went away (| head); nothing to say
+        # the reader went away (| head): nothing to say, and nothing more to flush at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+        return fail(KeyboardInterrupt("interrupted"), 130, as_json=as_json)
     except Exception as error:
-        if getattr(args, "json", False):
-            return _fail(args, error, 1)
+        if as_json:
+            return fail(error, 1, as_json=True)
         traceback.print_exc()
         print(f"\nrayrl {name}: this is a fault of rayrl; the lines above say where", file=sys.stderr)
         return 1
@@ -66,9 +84,10 @@ def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespa
         return parser.parse_args(argv)
 
 
-def _fail(args: argparse.Namespace, error: BaseException, code: int) -> int:
-    if getattr(args, "json", False):
+def fail(error: BaseException, code: int, *, as_json: bool) -> int:
+    """Say what went wrong, as one JSON object on stdout or a line on stderr; returns ``code``."""
+    if as_json:
         print_json({"error": {"type": type(error).__name__, "message": str(error), "exit_code": code}})
     else:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"{getattr(error, 'usage', '')}error: {error}", file=sys.stderr)
     return code

@@ -19,6 +19,7 @@ def console() -> Console:
 
 def print_json(value: Any) -> None:
     """Exactly one JSON object on stdout."""
+    sys.stdout.flush()
     sys.stdout.buffer.write(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_INDENT_2, default=str))
     sys.stdout.buffer.write(b"\n")
     sys.stdout.flush()

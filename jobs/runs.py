@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import orjson
@@ -62,15 +63,26 @@ def describe(run_dir: Path) -> JsonDict:
     }
     summary = run_dir / "summary.json"
     if summary.exists():
-        facts["summary"] = orjson.loads(summary.read_bytes())
+        try:
+            facts["summary"] = orjson.loads(summary.read_bytes())
+        except orjson.JSONDecodeError as error:
+            raise DataError(f"{summary}: not JSON ({error}); make it again with `rayrl summarize`") from None
     return facts
 
 
 def _list(root: Path, as_json: bool) -> int:
-    rows = [describe(path.parent) for path in sorted(root.glob(f"*/{MANIFEST}"))] if root.is_dir() else []
+    rows, unreadable = [], []
+    for path in sorted(root.glob(f"*/{MANIFEST}")) if root.is_dir() else []:
+        try:
+            rows.append(describe(path.parent))
+        except DataError as error:
+            unreadable.append(str(error))  # one broken directory must not hide the others
     if as_json:
-        print_json({"root": str(root), "runs": [{k: v for k, v in r.items() if k != "summary"} for r in rows]})
+        runs = [{k: v for k, v in r.items() if k != "summary"} for r in rows]
+        print_json({"root": str(root), "runs": runs, "unreadable": unreadable})
         return 0
+    for text in unreadable:
+        print(f"left out: {text}", file=sys.stderr)
     if not rows:
         console().print(f"no runs under {root} (choose another root with --root, or set RAYRL_RUNS)")
         return 0
@@ -121,10 +133,9 @@ def _remove(run_dir: Path, yes: bool, as_json: bool) -> int:
         )
     try:
         with RunLock(run_dir):
-            pass
+            shutil.rmtree(run_dir)
     except RunConflictError:
         raise RunConflictError(f"{run_dir} is in use by a running process; stop it first") from None
-    shutil.rmtree(run_dir)
     if as_json:
         print_json({"removed": str(run_dir)})
     else:

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     overrides = [
         *args.overrides,
-        f"experiment.name={config.experiment.name[:80]}-smoke-{stamp}",
+        f"experiment.name={config.experiment.name[:70]}-smoke-{stamp}",
         f"tasks.sample_size={args.tasks}",
         "tasks.repeats=1",
         "execution.mode=inprocess",
@@ -77,5 +77,5 @@ def _describe(record: JsonDict) -> JsonDict:
         "steps": lines,
         "reward": final.get("reward"),
         "termination_reason": final.get("termination_reason"),
-        "error": f"{error['class']}/{error['code']} in {error['stage']}: {error['message']}" if error else None,
+        "error": f"{error['class']}/{error['code']} in {error['stage']}: {error.get('message')}" if error else None,
     }

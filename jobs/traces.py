@@ -12,7 +12,7 @@ from rayrl.schemas import JsonDict
 from rayrl.traces.imports import FOREIGN_SCHEMA, ImportReport, import_episodes
 from rayrl.traces.manifest import MANIFEST, make_manifest, read_manifest, write_json_atomic
 from rayrl.traces.schema import expand
-from rayrl.traces.store import TRACES, RunLock, RunReader, TraceWriter
+from rayrl.traces.store import PRIVATE, TRACES, RunLock, RunReader, TraceWriter
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,6 +99,11 @@ def _import(file: Path, run_dir: Path, as_json: bool) -> int:
                     jobs.append(row)
                 writer.append(line)
             writer.flush()
+        except BaseException:
+            # half an import is no run: the same command must work again once the cause is mended
+            for name in (TRACES, PRIVATE):
+                (run_dir / name).unlink(missing_ok=True)
+            raise
         finally:
             writer.close()
         unique = [list(row) for row in dict.fromkeys(tuple(row) for row in jobs)]

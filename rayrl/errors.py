@@ -89,6 +89,8 @@ class EpisodeError(RayrlError):
     """
 
     blame: Blame = Blame.INFRASTRUCTURE
+    exit_code = 6
+    """Where one reaches the command line (the environment was not there at the start): try again later."""
 
     def __init__(self, message: str, *, code: str, stage: str = "", detail: dict[str, Any] | None = None) -> None:
         super().__init__(message)
