@@ -1,7 +1,7 @@
 """How fast do readers get from trace files to a summary, and with how much memory?
 
 Each contender runs in a process of its own; peak memory is the largest sum, over the process and its descendants, of
-memory that is theirs alone (USS), sampled every 0.2 s. CPU seconds are those of the main process, without imports for
+memory that is theirs alone (USS), sampled every 0.4 s. CPU seconds are those of the main process, without imports for
 rayrl; they say more than wall seconds on a busy machine. ``mean_reward`` is over complete episodes, first complete
 record each, so that the contenders can be checked against each other.
 
@@ -215,7 +215,7 @@ def _watch(process: subprocess.Popen[str], peak: list[int]) -> None:
             except psutil.Error:
                 continue
         peak[0] = max(peak[0], total)
-        time.sleep(0.2)
+        time.sleep(0.4)
 
 
 def measure(name: str, run: Path, timeout: float) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from scipy import special, stats
 FloatArray = npt.NDArray[np.float64]
 LEVEL = 0.95
 RESAMPLES = 2000
-NORMAL_FROM_CLUSTERS = 5000
+NORMAL_FROM_CLUSTERS = 1000
 """From this many clusters on, the bootstrap equals the normal interval within its own Monte Carlo error."""
 _BLOCK = 500_000
 """Picks drawn at a time: bounds the memory of a bootstrap to some 12 MB."""

@@ -103,14 +103,14 @@ def test_bootstrap_distribution_equals_full_enumeration():
 
 def test_large_numbers_of_clusters_take_the_normal_interval_and_it_agrees_with_the_bootstrap(monkeypatch):
     rng = np.random.default_rng(1)
-    xs = rng.gamma(2.0, size=6000)
-    normal = mean_estimate(xs, np.arange(6000))
+    xs = rng.gamma(2.0, size=1000)
+    normal = mean_estimate(xs, np.arange(1000))
     assert normal.method == "cluster_robust_normal"
     monkeypatch.setattr(statistics, "NORMAL_FROM_CLUSTERS", 10**9)
-    boot = mean_estimate(xs, np.arange(6000), resamples=1000)
+    boot = mean_estimate(xs, np.arange(1000), resamples=20_000)
     assert boot.method == "cluster_bootstrap"
-    assert boot.low == pytest.approx(normal.low, abs=0.1 * normal.sem)
-    assert boot.high == pytest.approx(normal.high, abs=0.3 * normal.sem)
+    assert boot.low == pytest.approx(normal.low, abs=0.15 * normal.sem)
+    assert boot.high == pytest.approx(normal.high, abs=0.15 * normal.sem)
 
 
 @many
