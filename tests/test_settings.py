@@ -139,6 +139,7 @@ CONTEXTS = {
     "skills.max_skills": "bank",
     "skills.mask_seed": "masked",
     "skills.inclusion": "masked",
+    "skills.flip": "masked",
     "skills.options": "own_skills",
     "environment[shop].embedded.generate": "shop_generated",
     "environment[shop].embedded.seed": "shop_generated",
@@ -164,6 +165,7 @@ VALUES: dict[str, Any] = {
     "prompt.file": "prompts/shop_small_v1.yaml",
     "skills.kind": "tests.doubles:OptionSkills",
     "skills.path": "other_bank.json",
+    "skills.flip": ["a"],
     "execution.max_cost": 3.0,
 }
 """Values that the type alone does not tell."""
