@@ -95,10 +95,13 @@ async def check_environment(factory: Any, *, task_id: int = 0, max_steps: int = 
         first = await _reset(checker, factory, task_id)
         if first is not None:
             environment, reset = first
-            await _play(checker, environment, reset, max_steps)
-            await _again(checker, factory, task_id, reset)
-            await _terminate(checker, factory, task_id)
-            await _isolated(checker, factory, task_id)
+            if not reset.observation.tools or any(map(tool_problem, reset.observation.tools)):
+                await checker.call("close()", environment.close())  # there is nothing that could be called
+            else:
+                await _play(checker, environment, reset, max_steps)
+                await _again(checker, factory, task_id, reset)
+                await _terminate(checker, factory, task_id)
+                await _isolated(checker, factory, task_id)
         leases = getattr(factory, "leases_open", None)
         if isinstance(leases, int):
             checker.note("no lease is open after all closes", leases == 0, f"{leases} are open")
