@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -23,6 +25,7 @@ from typing import Any
 import aiohttp
 import httpx
 import orjson
+import psutil
 import yaml
 from httpx_aiohttp import AiohttpTransport
 
@@ -169,20 +172,69 @@ def _common(folder: Path, task_ids: list[int], *, concurrency: int, mode: str, a
     }
 
 
+class CpuMeter:
+    """CPU seconds of this process and all below it (Ray's daemons and actors), sampled while a run goes on."""
+
+    def __init__(self) -> None:
+        self._samples: list[tuple[float, dict[str, float]]] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="cpu-meter", daemon=True)
+
+    def __enter__(self) -> CpuMeter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        me = psutil.Process()
+        while not self._stop.wait(0.25):
+            used: dict[str, float] = {}
+            for process in [me, *me.children(recursive=True)]:
+                with contextlib.suppress(psutil.Error):
+                    times = process.cpu_times()
+                    kind = "driver" if process is me else _kind(process)
+                    used[kind] = used.get(kind, 0.0) + times.user + times.system
+            self._samples.append((time.monotonic(), used))
+
+    def between(self, start: float, end: float) -> dict[str, float]:
+        """CPU seconds by kind of process, from the last sample before ``start`` to the last one before ``end``."""
+        before = [used for at, used in self._samples if at <= start]
+        until = [used for at, used in self._samples if at <= end]
+        if not until:
+            return {}
+        first = before[-1] if before else {}
+        return {kind: round(used - first.get(kind, 0.0), 3) for kind, used in until[-1].items()}
+
+
+def _kind(process: psutil.Process) -> str:
+    name = " ".join(process.cmdline()[:1]) or process.name()
+    return "actors" if name.startswith("ray::") else "ray daemons"
+
+
 def rayrl(config: JsonDict, folder: Path) -> JsonDict:
     """The real road: ``jobs.rollout.run_rollout`` with everything recorded."""
     from jobs.rollout import run_rollout
     from rayrl.experiment import prepare
 
-    outcome = run_rollout(prepare(RunConfig.model_validate(config), folder), quiet=True, install_signals=False)
+    experiment = prepare(RunConfig.model_validate(config), folder)
+    with CpuMeter() as meter:
+        outcome = run_rollout(experiment, quiet=True, install_signals=False)
+        ended = time.monotonic()
     if outcome.exit_code:
         raise RuntimeError(f"the run did not complete: {outcome.reason}")
     stages = outcome.stage_seconds
     steps = int(outcome.stats["model_steps"])
+    ended -= stages["summary"]
+    cpu = meter.between(ended - stages["episodes"], ended)
     return result(
         rollouts=outcome.complete,
         seconds=stages["episodes"],
         calls=steps,
+        cpu_s=round(sum(cpu.values()), 3),
+        cpu_by_process=cpu,
         startup_s=round(stages["ray"] + stages["environment servers"] + stages["workers"], 3),
         bytes_per_step=round(outcome.stats["bytes_written"] / max(1, steps)),
         commits=int(outcome.stats["commits"]),
@@ -201,6 +253,7 @@ def recorded_actions(run_dir: Path) -> list[JsonDict]:
 async def bare_shop(work: Work, episodes: list[JsonDict], concurrency: int) -> JsonDict:
     """Play recorded actions against the shop server: request, parse, build the page's tools; nothing else."""
     steps = 0
+    cpu = time.process_time()
     async with http_client() as client:
 
         async def call(body: JsonDict) -> JsonDict:
@@ -220,7 +273,8 @@ async def bare_shop(work: Work, episodes: list[JsonDict], concurrency: int) -> J
             await call({"action": "release_one", **lease})
 
         seconds = await in_parallel(concurrency, episodes, play)
-    return result(rollouts=len(episodes), seconds=seconds, calls=steps)
+    cpu = time.process_time() - cpu
+    return result(rollouts=len(episodes), seconds=seconds, calls=steps, cpu_s=round(cpu, 3))
 
 
 def main() -> None:
