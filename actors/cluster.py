@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 from typing import Any
 
+from actors.reaper import start_reaper
 from rayrl.errors import ConfigError
 
 LOCAL_OBJECT_STORE_BYTES = 512 * 1024**2
@@ -36,6 +38,7 @@ def connect(address: str | None = None, *, num_cpus: int | None = None) -> dict[
             if wanted:
                 ray.init(address=wanted, **common)
             else:
+                start_reaper(Path(ray.__file__).parent)
                 ray.init(
                     num_cpus=num_cpus,
                     include_dashboard=False,

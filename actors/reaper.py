@@ -1,0 +1,89 @@
+"""Ends what a local Ray leaves behind when its driver is killed by force. Runs in a process of its own.
+
+Ray's own servers die with their driver, and workers follow within seconds; but the agents that Ray starts beside them
+first try for a minute to report the death to a control store that is dead as well. This process notices the end of the
+driver (its standard input closes, however the driver ends), gives Ray's processes a moment to go, and kills the rest.
+
+Invariants: only children of the driver that run programs out of the Ray package, and their descendants, are touched,
+each known by process id *and* start time; the reaper outlives neither them nor the driver for long. It does not import
+Ray.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+POLL_S = (0.2, 2.0)
+"""Between two looks at the family: while Ray starts, and later."""
+STARTING_S = 30.0
+GRACE_S = 3.0
+
+_running: list[subprocess.Popen[bytes]] = []
+"""Keeps the pipes open as long as this process lives."""
+
+
+def start_reaper(package: Path) -> None:
+    """Watch over the Ray processes that this process is about to start, from one that outlives it briefly.
+
+    Args:
+        package: folder of the installed Ray package; children that run something in it are Ray's.
+    """
+    # as a file, not a module: that needs no import path; in a session of its own: Ctrl-C is for the driver to handle
+    command = [sys.executable, str(Path(__file__).resolve()), str(package)]
+    _running.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True))
+
+
+def main(package: str) -> None:
+    """Wait for the end of the parent or of all its Ray processes, then kill what is left of them."""
+    parent = os.getppid()
+    family: dict[int, psutil.Process] = {}
+    born = time.monotonic()
+    had_some = False
+    while os.getppid() == parent and (family or not had_some):
+        _adopt(family, parent, package)
+        _grow(family)
+        had_some = had_some or bool(family)
+        readable, _, _ = select.select([0], [], [], POLL_S[time.monotonic() - born > STARTING_S])
+        if readable and not os.read(0, 4096):
+            break
+    _grow(family)
+    _, left = psutil.wait_procs(list(family.values()), timeout=GRACE_S)
+    for process in left:
+        try:
+            process.kill()
+        except psutil.Error:
+            continue
+
+
+def _adopt(family: dict[int, psutil.Process], parent: int, package: str) -> None:
+    """Add the parent's children that are Ray's."""
+    try:
+        for child in psutil.Process(parent).children():
+            if child.pid not in family and any(package in word for word in child.cmdline()):
+                family[child.pid] = child
+    except psutil.Error:
+        return
+
+
+def _grow(family: dict[int, psutil.Process]) -> None:
+    """Add new descendants, drop the dead."""
+    for pid, process in list(family.items()):
+        try:
+            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                del family[pid]
+                continue
+            for child in process.children(recursive=True):
+                family.setdefault(child.pid, child)
+        except psutil.Error:
+            family.pop(pid, None)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
