@@ -19,6 +19,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
@@ -98,6 +99,7 @@ class Inspection:
         return not self.reasons
 
 
+@lru_cache(maxsize=8192)
 def fold(text: str) -> str:
     """NFKC, accents and invisible characters dropped, lower case, single spaces."""
     text = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", text))
@@ -105,6 +107,7 @@ def fold(text: str) -> str:
     return " ".join("".join(kept).casefold().split())
 
 
+@lru_cache(maxsize=8192)
 def squeeze(text: str) -> str:
     """Folded, letters and digits only."""
     return "".join(_TOKEN.findall(fold(text)))
@@ -246,39 +249,44 @@ def _value_inside(value: str, folded: str, squeezed: str) -> bool:
             found = _short_inside(compact, folded)
         else:
             closed = len(compact) >= (3 if cjk else 5) and compact in squeezed
-            spelled = not cjk and len(compact) >= 4 and _spaced_inside(compact, folded)
+            spelled = not cjk and len(compact) == 4 and compact in squeezed and _spaced_inside(compact, folded)
             found = closed or spelled or _token_inside(part, folded)
         if found:
             return True
     return False
 
 
-def _pieces(value: str) -> set[str]:
+@lru_cache(maxsize=8192)
+def _pieces(value: str) -> frozenset[str]:
     """Runs of one script: ``黑色 black`` is two values. Single characters are no value of their own."""
     runs = re.findall(r"[\u3400-\u9fff]+|[^\u3400-\u9fff]+", fold(value))
-    return {" ".join(run.split()) for run in runs if len(run.strip()) > 1}
+    return frozenset(" ".join(run.split()) for run in runs if len(run.strip()) > 1)
 
 
-def _telling(title: str) -> list[str]:
-    return [t for t in dict.fromkeys(_TOKEN.findall(fold(title))) if t not in _COMMON]
+@lru_cache(maxsize=8192)
+def _telling(title: str) -> tuple[str, ...]:
+    return tuple(t for t in dict.fromkeys(_TOKEN.findall(fold(title))) if t not in _COMMON)
 
 
 def _token_inside(part: str, folded: str) -> bool:
     edge = r"[a-z0-9]"
-    return re.search(rf"(?<!{edge}){re.escape(part)}(?!{edge})", folded) is not None
+    return part in folded and re.search(rf"(?<!{edge}){re.escape(part)}(?!{edge})", folded) is not None
 
 
 def _spaced_inside(compact: str, folded: str) -> bool:
-    """Spelled with separators: ``a-s-t-e-r``."""
+    """Spelled with separators: ``a-s-t-e-r``. Called for what the squeezed text holds."""
     pattern = r"[\W_]+".join(map(re.escape, compact))
     return re.search(rf"(?<![a-z0-9]){pattern}(?![a-z0-9])", folded) is not None
 
 
 def _short_inside(compact: str, folded: str) -> bool:
     """A value of one or two characters counts where it is given as a value: quoted, after = or :, or after an axis."""
+    if compact not in folded:
+        return False
     short = re.escape(compact)
     axis = r"(?:size|colou?r|option|variant|value|choose|select|pick|click|尺码|颜色|规格|选择?|选项|型号|尺寸)"
     return (
-        re.search(rf"[\"'“”‘’「『=:：(（]\s*{short}\s*(?:[\"'“”‘’」』)）]|$|[\s,.;，。；])", folded) is not None
+        re.search(rf"(?<![a-z])[\"'“”‘’「『=:：(（]\s*{short}\s*(?:[\"'“”‘’」』)）]|$|[\s,.;，。；])", folded)
+        is not None
         or re.search(rf"{axis}(?:\s+is|\s*[是为])?\W{{0,3}}{short}(?![a-z0-9\u3400-\u9fff])", folded) is not None
     )
