@@ -153,8 +153,9 @@ def html(results: list[dict[str, Any]]) -> str:
         body.append(section("Declared differences", table(("key", r["a"], r["b"]), declared, numeric_from=9)))
     body.append(
         paragraph(
-            "Intervals: bootstrap over tasks. p: exact McNemar for 0/1 metrics with one sample per task, else a "
-            "cluster-robust t test; Holm-adjusted over the metrics (or categories) of one comparison.",
+            "Intervals: bootstrap over tasks; for 0/1 metrics the adjusted Wald interval of Bonett and Price. p: exact "
+            "McNemar for 0/1 metrics with one sample per task, else a cluster-robust t test; Holm-adjusted over the "
+            "metrics (or categories) of one comparison.",
             "muted",
         )
     )

@@ -14,7 +14,16 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize, stats
 
-from rayrl.evaluation.statistics import LEVEL, RESAMPLES, Estimate, FloatArray, group, mean_estimate, wilson
+from rayrl.evaluation.statistics import (
+    LEVEL,
+    RESAMPLES,
+    Estimate,
+    FloatArray,
+    group,
+    is_proportion,
+    mean_estimate,
+    wilson,
+)
 
 
 @dataclass(frozen=True)
@@ -45,9 +54,10 @@ def paired_difference(
     level: float = LEVEL,
     resamples: int = RESAMPLES,
 ) -> PairedDifference:
-    """Mean paired difference with a cluster bootstrap interval.
+    """Mean paired difference with its interval.
 
-    Assumes clusters (tasks) are independent; pairs within one may depend on each other in any way. Same method as
+    Assumes clusters (tasks) are independent; pairs within one may depend on each other in any way. Values that are all
+    0 or 1 get :func:`paired_proportions`, since few pairs may differ and all in one direction; others get
     :func:`rayrl.evaluation.statistics.cluster_bootstrap`, applied to the differences.
     """
     x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
@@ -55,7 +65,10 @@ def paired_difference(
         raise ValueError(f"pairs must have two members, got {x.shape} and {y.shape}")
     if x.size == 0:
         return PairedDifference(mean_estimate([], [], level=level), None, None, None, None)
-    found = mean_estimate(y - x, clusters, level=level, resamples=resamples)
+    if is_proportion(x) and is_proportion(y):
+        found = paired_proportions(x, y, clusters, level=level)
+    else:
+        found = mean_estimate(y - x, clusters, level=level, resamples=resamples)
     correlation = None
     if x.size > 1 and np.ptp(x) > 0 and np.ptp(y) > 0:
         order = np.lexsort((y, x))
@@ -65,6 +78,33 @@ def paired_difference(
     return PairedDifference(
         found, float(np.sort(x).mean()), float(np.sort(y).mean()), correlation, (differing / x.size, low, high)
     )
+
+
+def paired_proportions(
+    x: FloatArray, y: FloatArray, clusters: Sequence[Any] | npt.NDArray[Any], *, level: float = LEVEL
+) -> Estimate:
+    """Difference of two paired proportions with the adjusted Wald interval of Bonett and Price (2012).
+
+    Adds one pair to each kind of discordance. It covers well where few pairs differ, and has width even where none
+    does. With several pairs per cluster, counts are scaled to the effective number of pairs (cluster-robust over
+    binomial variance, kept between the number of clusters and of pairs). One cluster has no interval.
+    """
+    column = group(y - x, np.asarray(clusters))
+    n, g = float(x.size), column.sums.size
+    mean, se = column.mean, column.robust_sem()
+    if g < 2:
+        return Estimate(mean, None, None, None, x.size, g, level, "none")
+    won, lost = float(np.count_nonzero(y > x)), float(np.count_nonzero(y < x))
+    naive = ((won + lost) / n - mean * mean) / n
+    effective = n
+    if g < n:
+        effective = float(g) if naive <= 0 or se == 0 else min(n, max(float(g), n * naive / (se * se)))
+    scale = effective / n
+    p_won, p_lost = (won * scale + 1) / (effective + 2), (lost * scale + 1) / (effective + 2)
+    centre = p_won - p_lost
+    half = float(stats.norm.ppf(0.5 + level / 2)) * math.sqrt((p_won + p_lost - centre * centre) / (effective + 2))
+    low, high = max(-1.0, min(mean, centre - half)), min(1.0, max(mean, centre + half))
+    return Estimate(mean, se, low, high, x.size, g, level, "bonett_price" if g == x.size else "bonett_price_deff")
 
 
 def cluster_t_p(

@@ -58,29 +58,36 @@ def results(table: pa.Table) -> tuple[pa.Table, npt.NDArray[np.bool_], dict[str,
     Returns the rows, a mask telling which of them were retried (the result is not the first attempt), and counts:
     ``attempts`` seen, ``duplicates`` (complete records after the first complete one), ``failed_attempts``.
     """
-    runs, ids = table["run"].to_pylist(), table["episode_id"].to_pylist()
-    complete, attempts = table["complete"].to_pylist(), table["attempt"].to_pylist()
-    chosen: dict[tuple[Any, Any], int] = {}
-    seen: Counter[tuple[Any, Any]] = Counter()
-    duplicates = 0
-    for index, key in enumerate(zip(runs, ids, strict=True)):
-        before = chosen.get(key)
-        if before is None:
-            chosen[key] = index
-        elif complete[before]:
-            duplicates += bool(complete[index])
-            continue
-        else:
-            chosen[key] = index  # the first complete one, or a newer failed one
-        seen[key] += 1
-    picked = list(chosen.values())
-    retried = np.array([seen[key] > 1 or (attempts[index] or 1) > 1 for key, index in chosen.items()], dtype=np.bool_)
+    n = table.num_rows
+    if n == 0:
+        return table, np.zeros(0, dtype=np.bool_), {"attempts": 0, "duplicates": 0, "failed_attempts": 0}
+    # rows are sorted, so the attempts of an episode are neighbours
+    first = np.ones(n, dtype=np.bool_)
+    first[1:] = _changes(table["run"]) | _changes(table["episode_id"])
+    starts = np.flatnonzero(first)
+    sizes = np.diff(np.append(starts, n))
+    index = np.arange(n)
+    complete = np.asarray(table["complete"].to_numpy(zero_copy_only=False), dtype=np.bool_)
+    first_complete = np.minimum.reduceat(np.where(complete, index, n), starts)
+    last = starts + sizes - 1
+    has = first_complete < n
+    picked = np.where(has, first_complete, last)
+    attempt = np.asarray(pc.fill_null(table["attempt"], 1).to_numpy(zero_copy_only=False), dtype=np.int64)
+    # a result is a retry when it says so, or when an earlier attempt of the episode is in the file
+    retried = (attempt[picked] > 1) | (picked > starts)
+    completes = np.add.reduceat(complete.astype(np.int64), starts)
     counts = {
-        "attempts": len(ids),
-        "duplicates": duplicates,
-        "failed_attempts": sum(1 for done in complete if not done),
+        "attempts": n,
+        "duplicates": int((completes[has] - 1).sum()),
+        "failed_attempts": int((~complete).sum()),
     }
     return table.take(pa.array(picked, type=pa.int64())), retried, counts
+
+
+def _changes(column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    """Whether each value differs from the one before it; one shorter than the column."""
+    values = pc.fill_null(column, "").combine_chunks()
+    return np.asarray(pc.not_equal(values[1:], values[:-1]).to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
 def _floats(table: pa.Table, name: str) -> npt.NDArray[np.float64]:
