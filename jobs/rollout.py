@@ -85,12 +85,14 @@ def run_rollout(
     with ExitStack() as stack:
         stack.enter_context(RunLock(run_dir))
         claim(run_dir, experiment.manifest())
-        (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(experiment.resolved_config())))
+        resolved = OmegaConf.to_yaml(OmegaConf.create(experiment.resolved_config()))
+        (run_dir / "config.yaml").write_text(resolved, encoding="utf-8")
         if notice is not None:
             record_opening(experiment, notice)
         before = RunReader(run_dir).scan()
         pending = [job for job in experiment.jobs if job.episode_id not in before.complete_ids]
-        run = _Run(experiment, run_dir, before.complete, notice, quiet=quiet)
+        # counted by job: what else may lie in the file is not this run's
+        run = _Run(experiment, run_dir, len(experiment.jobs) - len(pending), notice, quiet=quiet)
         stack.callback(run.close)
         run.stages["resume scan"] = time.monotonic() - began
         if pending:
@@ -124,6 +126,7 @@ class _Run:
         self.stats: dict[str, float] = {}
         self.events = EventLog(run_dir / "events.jsonl")
         self._fault: RayrlError | None = None
+        self._cancelled = False
         self._tick = 0.0
         self._began = time.monotonic()
         # a resume continues the series of metrics where the earlier process stopped
@@ -240,8 +243,9 @@ class _Run:
 
     def _steer(self, pool: RolloutPool, interrupt: _Interrupt) -> None:
         execution = self.experiment.config.execution
-        if interrupt.is_set() and not self.reason:
-            self.reason = "interrupted; the same command goes on where it stopped"
+        if interrupt.is_set() and not self._cancelled:
+            self._cancelled = True  # also where a spending cap already lets the last episodes run out
+            self.reason = self.reason or "interrupted; the same command goes on where it stopped"
             pool.cancel()
         if self.reason:
             return

@@ -108,7 +108,14 @@ class Tracker:
             dir=str(self.run_dir),
             mode=mode,
             resume="allow" if mode == "online" else None,
-            settings=wandb.Settings(console="off", x_disable_stats=True, disable_code=True, disable_git=True),
+            settings=wandb.Settings(
+                console="off",
+                x_disable_stats=True,
+                disable_code=True,
+                disable_git=True,
+                # a mirror that cannot be reached must not hold up the run; the files can be synced later
+                init_timeout=30,
+            ),
             reinit="create_new",
         )
 

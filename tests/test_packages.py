@@ -60,7 +60,7 @@ import importlib, pkgutil, sys
 import rayrl
 failed = []
 for module in pkgutil.walk_packages(rayrl.__path__, "rayrl."):
-    if module.name.endswith("__main__"):
+    if module.name.endswith("__main__") or ".migrations." in module.name:  # scripts, not modules
         continue
     try:
         importlib.import_module(module.name)

@@ -12,12 +12,13 @@ from rayrl.testing.null_environment import NullEnvironment, NullEnvironmentFacto
 
 class _Flaky(NullEnvironment):
     fail: frozenset[int] = frozenset()
+    slow: frozenset[int] = frozenset()
     seconds = 0.0
 
     async def reset(self, job: EpisodeJob) -> ResetResult:
         if job.task_id in self.fail:
             raise EnvironmentFaultError(f"HTTP 500 for task {job.task_id}", code="http_500", stage="reset")
-        await asyncio.sleep(self.seconds)
+        await asyncio.sleep(3600.0 if job.task_id in self.slow else self.seconds)
         return await super().reset(job)
 
 
@@ -32,7 +33,7 @@ class Flaky(NullEnvironmentFactory):
     def identity(self) -> dict[str, Any]:
         return {"kind": "flaky", "version": "1"}
 
-    def open(self) -> NullEnvironment:
+    def open(self) -> _Flaky:
         environment = _Flaky(self.steps, self._leases)
         environment.fail, environment.seconds = self.fail, self.seconds
         return environment
@@ -43,6 +44,19 @@ class Slow(Flaky):
 
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds=seconds)
+
+
+class Mixed(Flaky):
+    """Some tasks hang, the others are quick."""
+
+    def __init__(self, slow: list[int]) -> None:
+        super().__init__()
+        self.slow = frozenset(slow)
+
+    def open(self) -> _Flaky:
+        environment = super().open()
+        environment.slow = self.slow
+        return environment
 
 
 class Hanging(Flaky):
