@@ -23,6 +23,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("jobs.compare", "paired comparison of two or more runs"),
     "replay": ("jobs.replay", "run an episode again against its recorded model outputs, and diff"),
     "export": ("jobs.export", "SFT, GRPO, DPO records and slime samples from runs"),
+    "skills": ("jobs.skills", "build, gate, show, diff and review banks of skills"),
+    "pipeline": ("jobs.pipeline", "the loop: rollouts, diagnosis, candidates, gate, bank, selector, evaluation"),
     "judge": ("jobs.judge", "score frozen traces with a judge model"),
     "report": ("jobs.report", "one self-contained HTML page per run"),
     "runs": ("jobs.runs", "list, show or remove run directories"),
