@@ -5,8 +5,7 @@ first try for a minute to report the death to a control store that is dead as we
 driver (its standard input closes, however the driver ends), gives Ray's processes a moment to go, and kills the rest.
 
 Invariants: only children of the driver that run programs out of the Ray package, and their descendants, are touched,
-each known by process id *and* start time; the reaper outlives neither them nor the driver for long. It does not import
-Ray.
+each known by process id *and* start time; the reaper outlives the driver by seconds only. It does not import Ray.
 """
 
 from __future__ import annotations
@@ -35,21 +34,21 @@ def start_reaper(package: Path) -> None:
     Args:
         package: folder of the installed Ray package; children that run something in it are Ray's.
     """
+    if any(reaper.poll() is None for reaper in _running):
+        return  # it sees the next Ray of this process too
     # as a file, not a module: that needs no import path; in a session of its own: Ctrl-C is for the driver to handle
     command = [sys.executable, str(Path(__file__).resolve()), str(package)]
     _running.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True))
 
 
 def main(package: str) -> None:
-    """Wait for the end of the parent or of all its Ray processes, then kill what is left of them."""
+    """Wait for the end of the parent, then kill what is left of its Ray processes."""
     parent = os.getppid()
     family: dict[int, psutil.Process] = {}
     born = time.monotonic()
-    had_some = False
-    while os.getppid() == parent and (family or not had_some):
+    while os.getppid() == parent:
         _adopt(family, parent, package)
         _grow(family)
-        had_some = had_some or bool(family)
         readable, _, _ = select.select([0], [], [], POLL_S[time.monotonic() - born > STARTING_S])
         if readable and not os.read(0, 4096):
             break

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -167,7 +166,7 @@ def trace_lines(run_dir: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
+def wait_until(condition: Callable[[], Any], what: str | Callable[[], str], timeout_s: float = PATIENCE_S) -> Any:
     """Poll until ``condition()`` is true; returns its value."""
     until = time.monotonic() + timeout_s
     while time.monotonic() < until:
@@ -175,7 +174,7 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIE
         if value:
             return value
         time.sleep(0.02)
-    raise AssertionError(f"timed out after {timeout_s:g} s: {what}")
+    raise AssertionError(f"timed out after {timeout_s:g} s: {what if isinstance(what, str) else what()}")
 
 
 @contextmanager
@@ -285,16 +284,19 @@ class Driver:
         self.process.send_signal(number)
 
     def relatives(self) -> dict[int, str]:
-        """Living processes that carry the mark: Ray's, the actors, the shop servers, the driver itself."""
+        """Living processes of this run: Ray's, the actors, the shop servers, the driver itself.
+
+        Known by the driver's session (Ray's processes stay in it) or by the mark in their environment (shop servers
+        have sessions of their own; but a process that sets its title may have overwritten its environment).
+        """
         found = {}
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit():
                 continue
             try:
-                if self.mark.encode() not in (entry / "environ").read_bytes():
-                    continue
-                state = re.search(r"\) (\S)", (entry / "stat").read_text())
-                if state and state.group(1) != "Z":
+                state, _, _, session, *_ = (entry / "stat").read_text().rpartition(") ")[2].split()
+                ours = int(session) == self.process.pid or self.mark.encode() in (entry / "environ").read_bytes()
+                if ours and state != "Z":
                     found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120]
             except (OSError, ProcessLookupError):
                 continue
