@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
             admin_token_env=args.admin_token_env,
         )
     except ValidationError as error:
-        raise ConfigError("; ".join(e["msg"] for e in error.errors(include_url=False))) from None
+        problems = [f"{'.'.join(map(str, e['loc'])) or 'source'}: {e['msg']}" for e in error.errors(include_url=False)]
+        raise ConfigError("; ".join(problems)) from None
     serve(config)
     return 0

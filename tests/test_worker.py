@@ -118,7 +118,8 @@ async def test_a_drain_returns_in_time_while_everything_hangs_and_says_where(mon
 async def test_drain_hands_out_at_most_max_items_and_loses_none():
     worker = RolloutWorker(spec(concurrency=16))
     await worker.submit(attempts(*range(10)))
-    await asyncio.sleep(0.3)
+    while worker._tasks or worker._queue:
+        await asyncio.sleep(0.01)
     sizes = []
     for _ in range(4):
         sizes.append(len((await worker.drain(0.0, max_items=4)).finished))

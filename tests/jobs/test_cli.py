@@ -223,11 +223,11 @@ def test_an_interrupted_run_stops_cleanly_and_goes_on_later(plain_run, command):
         env=env,
     )
     try:
-        traces = path.parent / "runs" / "plain" / "events.jsonl"
+        traces = path.parent / "runs" / "plain" / "traces.jsonl"
         until = time.monotonic() + 60
         while not traces.exists() and time.monotonic() < until:
             time.sleep(0.05)
-        time.sleep(1.0)
+        time.sleep(0.5)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     finally:

@@ -26,16 +26,20 @@ def lines(run_dir):
     return (run_dir / "traces.jsonl").read_bytes().splitlines()
 
 
-@pytest.fixture
-def interrupt_soon():
-    """Sends this process a Ctrl-C once the run has begun."""
+def interrupt_when(run_dir, attempts):
+    """Sends this process a Ctrl-C once so many attempts are written, and some more are under way."""
 
-    def arm(after_s):
-        timer = threading.Timer(after_s, lambda: signal.raise_signal(signal.SIGINT))
-        timer.start()
-        return timer
+    def work():
+        until = time.monotonic() + 60
+        path = run_dir / "traces.jsonl"
+        while time.monotonic() < until and not (path.exists() and path.read_bytes().count(b"\n") >= attempts):
+            time.sleep(0.02)
+        time.sleep(0.3)
+        signal.raise_signal(signal.SIGINT)
 
-    return arm
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
 
 
 def test_any_cut_of_the_traces_resumes_to_the_same_multiset_of_finished_jobs(plain_run):
@@ -88,26 +92,26 @@ def test_attempts_are_numbered_on_after_a_resume(plain_run):
     assert attempts == [1, 2, 3, 4]
 
 
-def test_an_interrupt_is_obeyed_while_nothing_finishes(plain_run, interrupt_soon):
+def test_an_interrupt_is_obeyed_while_nothing_finishes(plain_run):
     made = experiment(plain_run(environment=SLOW))
-    timer = interrupt_soon(0.5)
+    thread = interrupt_when(made.run_dir, 0)
     began = time.monotonic()
     result = run_rollout(made, quiet=True)
-    timer.join()
-    assert time.monotonic() - began < 20
+    thread.join()
+    assert time.monotonic() - began < 40
     assert (result.exit_code, result.ledger["cancelled"]) == (6, 4) and "interrupted" in result.reason
     assert {orjson.loads(line)["status"] for line in lines(made.run_dir)} == {"cancelled"}
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_an_interrupt_after_a_spending_cap_still_stops_what_runs(plain_run, interrupt_soon):
+def test_an_interrupt_after_a_spending_cap_still_stops_what_runs(plain_run):
     mixed = {"kind": "tests.jobs.sick:Mixed", "options": {"slow": [11, 13, 17]}}
     made = experiment(plain_run(environment=mixed, tasks__sample_size=None), "execution.max_tokens_total=1")
-    timer = interrupt_soon(1.0)
+    thread = interrupt_when(made.run_dir, 5)
     began = time.monotonic()
     result = run_rollout(made, quiet=True)
-    timer.join()
-    assert time.monotonic() - began < 20
+    thread.join()
+    assert time.monotonic() - began < 40
     assert result.exit_code == 6 and result.reason.startswith("spending cap reached")
     assert (result.complete, result.ledger["cancelled"]) == (5, 3)
 
