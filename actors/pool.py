@@ -173,8 +173,10 @@ class RolloutPool:
         now = time.monotonic()
         for name, state in self._workers.items():
             room = state.target + self.execution.prefetch - self.ledger.in_flight(name)
-            # small refills would undo the batching; an empty worker is always refilled
-            if room >= max(1, min(16, state.target // 4)) or self.ledger.in_flight(name) == 0:
+            # small refills would undo the batching, but what waits in the worker must outlast the way there and back;
+            # an empty worker is always refilled
+            refill = min(16, state.target // 4, self.execution.prefetch // 2)
+            if room >= max(1, refill) or self.ledger.in_flight(name) == 0:
                 attempts = self.ledger.take(name, room, now)
                 if attempts:
                     last = self.ledger.counts.admitted

@@ -62,7 +62,7 @@ class ExecutionConfig(Section):
     """Concurrent episodes per actor (upper bound when adaptive)."""
     adaptive: bool = operational(True)
     """Shrink an actor's concurrency while leases or the model endpoint are short, and grow it back."""
-    prefetch: int = operational(8, ge=0)
+    prefetch: int = operational(16, ge=0)
     """Jobs waiting inside an actor beyond its concurrency, so that it never idles for a round trip."""
     cpus_per_actor: float = operational(0.5, ge=0)
     """Ray CPU resource of an actor; rollouts mostly wait."""
