@@ -118,23 +118,28 @@ class AdaptiveConcurrency:
 
     def finished(self, code: str | None, now: float) -> None:
         """Account for one finished attempt; ``code`` is its failure code or ``None``."""
-        if not self.enabled:
-            return
         if code in SHORTAGE_CODES:
-            self._healthy = 0
-            if now - self._last_cut >= self._window_s:
-                self.target = max(1, self.target // 2)
-                self._last_cut = now
-            return
-        if code is None and self.target < self.maximum:
+            self.shortage(now)
+        elif self.enabled and code is None and self.target < self.maximum:
             self._healthy += 1
             if self._healthy >= self.target:
                 self._healthy = 0
                 self.target += 1
 
+    def shortage(self, now: float, *, active: int = 0) -> None:
+        """Slots are short. With more than ``target`` episodes ``active`` the last cut has not shown yet."""
+        if not self.enabled or active > self.target:
+            return
+        self._healthy = 0
+        if now - self._last_cut >= self._window_s:
+            self.target = max(1, self.target // 2)
+            self._last_cut = now
+
 
 SHORTAGE_CODES = frozenset({"no_free_slot", "queue_timeout"})
 """No lease within the reset time-out; no turn at the model endpoint."""
+SHORTAGE_EVENTS = frozenset({"lease_queue_full"})
+"""An environment turned a reset away for now: nobody fails, but fewer should wait."""
 
 
 class RolloutWorker:
@@ -276,6 +281,8 @@ class RolloutWorker:
 
     def _event(self, event: JsonDict) -> None:
         self._events.append({"time": time.time(), **event})
+        if event.get("event") in SHORTAGE_EVENTS:
+            self._capacity.shortage(time.monotonic(), active=len(self._tasks))
 
     def _gauges(self) -> dict[str, float]:
         leases = getattr(self._environments, "leases_open", None)

@@ -50,8 +50,8 @@ class FactoryCore:
     Args:
         config: the shop.
         on_event: gets a dict per noteworthy happening: ``release_failed``, ``lease_lost``, ``lease_may_leak``,
-        ``retry``,
-            ``server_down``, ``server_up``, ``private_goal_unavailable``, ``catalogue_unverified``. Must not raise.
+            ``lease_queue_full``, ``retry``, ``server_down``, ``server_up``, ``private_goal_unavailable``,
+            ``catalogue_unverified``. Must not raise.
         admin_token: to read private goals; default: what ``config.admin_token_env`` names.
 
     Without ``base_urls`` in the config, :meth:`start` starts the embedded servers as child processes and

@@ -117,5 +117,7 @@ class _LeaseHunt:
             return wait
         self._stuck = None
         if answer.status == 503 and answer.retry_after_s is not None:
+            if server is not None:
+                self._factory.event("lease_queue_full", server=server.base_url, code=answer.code)
             return answer.retry_after_s
         raise fault(answer, "reset")
