@@ -1,0 +1,158 @@
+"""Figures of one experiment: agreement of verdicts with labels.
+
+What is counted: labelled cases whose run has ended, first repeat. A case without a verdict (``(none)``) is wrong: the
+model had its turn. A case lost to infrastructure is left out and its number stated, since neither Skill nor model had
+a say. A verdict outside of the classes is ``(other)``. Rates carry Wilson intervals, which assume independent cases.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sqlalchemy import select
+
+from rayrl.evaluation.statistics import wilson
+from rayrl.schemas import JsonDict
+from rayrl.workbench import tables
+from rayrl.workbench.store import Store
+
+NONE, OTHER = "(none)", "(other)"
+_R = tables.results
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One labelled case with its outcome; ``prediction`` is ``None`` without a verdict."""
+
+    case_id: str
+    domain: str
+    gold: str
+    prediction: str | None
+
+
+def rate(successes: int, n: int) -> JsonDict:
+    """A proportion with its Wilson interval; all ``None`` for no cases."""
+    if n == 0:
+        return {"value": None, "low": None, "high": None, "successes": 0, "n": 0}
+    low, high = wilson(successes, n)
+    return {"value": successes / n, "low": low, "high": high, "successes": successes, "n": n}
+
+
+def kappa(matrix: np.ndarray[Any, Any]) -> float | None:
+    """Cohen's kappa of a square count matrix; ``None`` where chance agreement is perfect or there is nothing."""
+    total = float(matrix.sum())
+    if total == 0:
+        return None
+    expected = float((matrix.sum(axis=0) * matrix.sum(axis=1)).sum()) / total**2
+    return None if expected >= 1 else (float(np.trace(matrix)) / total - expected) / (1 - expected)
+
+
+def score(cases: Sequence[Judged], classes: list[str]) -> JsonDict:
+    """Accuracy, per class precision, recall and F1, macro F1, kappa and the confusion matrix (rows: label)."""
+    columns = [*classes, NONE, OTHER]
+    place = {name: index for index, name in enumerate(columns)}
+    matrix = np.zeros((len(columns), len(columns)), dtype=np.int64)
+    pairs = Counter((case.gold, NONE if case.prediction is None else case.prediction) for case in cases)
+    for (gold, prediction), n in pairs.items():
+        matrix[place.get(gold, place[OTHER]), place.get(prediction, place[OTHER])] += n
+    per_class = {}
+    for name in classes:
+        i = place[name]
+        hit, said, support = int(matrix[i, i]), int(matrix[:, i].sum()), int(matrix[i].sum())
+        balance = 2 * hit / (said + support) if said + support else None
+        per_class[name] = {
+            "precision": rate(hit, said),
+            "recall": rate(hit, support),
+            "f1": balance,
+            "support": support,
+        }
+    known: list[float] = [f1 for c in per_class.values() if isinstance(f1 := c["f1"], float)]
+    return {
+        "n": len(cases),
+        "accuracy": rate(int(np.trace(matrix)), len(cases)),
+        "macro_f1": sum(known) / len(known) if known else None,
+        "kappa": kappa(matrix),
+        "classes": per_class,
+        "confusion": {"labels": columns, "matrix": matrix.tolist()},
+    }
+
+
+GOLD_VIEWS = ("original", "reviewed", "ambiguous_removed")
+
+
+def gold_under(view: str, gold: str | None, prediction: str | None, verdict: str | None) -> str | None:
+    """The label of a case under a view of the reviews; ``None`` takes it out."""
+    if view == "original":
+        return gold
+    if view == "ambiguous_removed" and verdict in ("ambiguous", "capability_missing", "undecided"):
+        return None
+    return prediction if verdict == "model_right" and prediction is not None else gold
+
+
+def experiment_metrics(store: Store, experiment: JsonDict, classes: list[str], *, view: str = "original") -> JsonDict:
+    """All figures of an experiment under one view of the labels."""
+    rows, verdicts = _rows(store, experiment["id"])
+    judged, dropped, unlabelled, unfinished = [], 0, 0, 0
+    for row in rows:
+        if row.repeat != 0:
+            continue
+        gold = gold_under(view, row.gold, row.prediction, verdicts.get(row.ordinal))
+        if gold is None:
+            unlabelled += 1
+        elif row.state in ("pending", "running", "cancelled"):
+            unfinished += 1
+        elif row.failure == "infrastructure":
+            dropped += 1
+        else:
+            judged.append(Judged(row.case_id, row.domain, gold, row.prediction))
+    domains: dict[str, list[Judged]] = {}
+    for case in judged:
+        domains.setdefault(case.domain, []).append(case)
+    ended = [row for row in rows if row.state in ("completed", "failed")]
+    return {
+        "view": view,
+        "denominators": {
+            "cases": experiment["n_cases"],
+            "scored": len(judged),
+            "without_label": unlabelled,
+            "unfinished": unfinished,
+            "infrastructure_failures": dropped,
+        },
+        "overall": score(judged, classes),
+        "by_domain": {name: score(found, classes) for name, found in sorted(domains.items())},
+        "predictions": dict(Counter(row.prediction or NONE for row in ended if row.repeat == 0)),
+        "evidence": dict(Counter(row.evidence for row in ended if row.evidence)),
+        "failures": dict(Counter(row.failure for row in ended if row.failure)),
+        "flake": flake(rows),
+        "usage": {
+            name: sum(getattr(row, name) or 0 for row in ended)
+            for name in ("model_calls", "prompt_tokens", "completion_tokens")
+        },
+    }
+
+
+def flake(rows: Sequence[Any]) -> JsonDict:
+    """How often repeats of one case disagree: cases with more than one verdict among those with several repeats."""
+    verdicts: dict[int, list[str | None]] = {}
+    for row in rows:
+        if row.state == "completed":
+            verdicts.setdefault(row.ordinal, []).append(row.prediction)
+    several = [found for found in verdicts.values() if len(found) > 1]
+    return rate(sum(len(set(found)) > 1 for found in several), len(several))
+
+
+def _rows(store: Store, experiment_id: str) -> tuple[list[Any], dict[int, str]]:
+    columns = [_R.c[name] for name in ("ordinal", "repeat", "case_id", "domain", "gold", "state", "failure")]
+    columns += [_R.c[name] for name in ("prediction", "evidence", "model_calls", "prompt_tokens", "completion_tokens")]
+    with store.read() as connection:
+        rows = list(connection.execute(select(*columns).where(_R.c.experiment_id == experiment_id)).all())
+        found = connection.execute(
+            select(tables.reviews.c.ordinal, tables.reviews.c.verdict)
+            .where(tables.reviews.c.experiment_id == experiment_id)
+            .order_by(tables.reviews.c.version)
+        ).all()
+    return rows, {row.ordinal: row.verdict for row in found}
