@@ -136,7 +136,7 @@ def evaluate(
     rows, unusable = collector.table()
     runs = {}
     for source in sources:
-        mine = rows.filter(pc.equal(rows["run"], source.run))
+        mine = rows if len(sources) == 1 else rows.filter(pc.equal(rows["run"], source.run))
         runs[source.run] = summarize(mine, expected_jobs=expected_jobs(manifest_of(source)), level=level)
     seconds = time.perf_counter() - started
     result = {

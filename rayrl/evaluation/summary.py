@@ -209,6 +209,7 @@ def summarize(rows: Rows, *, expected_jobs: int | None = None, level: float = LE
     if table["episode_id"].null_count or table["task_id"].null_count:
         raise DataError("an episode row has no episode_id or task_id; the traces are damaged")
     chosen, retried, attempts = results(table)
+    del table  # a copy of all rows: not needed beyond here
     done = np.asarray(chosen["complete"].to_numpy(zero_copy_only=False), dtype=bool)
     scored = chosen.filter(pa.array(done))
     failed = chosen.filter(pa.array(~done))
