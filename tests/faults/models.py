@@ -39,7 +39,7 @@ class HangsOnTask(Obedient):
         self.stop_file = Path(stop_file) if stop_file else None
 
     async def generate(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, seed: int) -> ModelOutput:
-        released = self.stop_file is not None and self.stop_file.exists()  # noqa: ASYNC240 - a test's switch
+        released = self.stop_file is not None and self.stop_file.exists()
         if not released and any(f"(task {self.task_id})" in str(m.get("content")) for m in messages):
             await asyncio.Event().wait()
         return await super().generate(messages, tools, seed=seed)
@@ -63,8 +63,8 @@ class BlocksOnce(Obedient):
 
     async def generate(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, seed: int) -> ModelOutput:
         try:
-            self.marker.touch(exist_ok=False)  # noqa: ASYNC240 - blocking is the point
+            self.marker.touch(exist_ok=False)
         except FileExistsError:
             return await super().generate(messages, tools, seed=seed)
-        time.sleep(self.seconds)  # noqa: ASYNC251 - blocking is the point
+        time.sleep(self.seconds)
         raise RuntimeError("the worker was not replaced")
