@@ -144,8 +144,10 @@ def assignments(config: GateConfig, entries: list[BankEntry], open_: frozenset[s
 
 
 def flipped(config: GateConfig, open_: frozenset[str] | None) -> list[str]:
+    """``skills.flip`` of the complement arm."""
     return ["*"] if open_ is None or not config.rule.narrow else sorted(open_)
 
 
 def no_skills(job: EpisodeJob) -> list[BankEntry]:
+    """The assignment of a bare arm."""
     return []

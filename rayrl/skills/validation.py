@@ -21,6 +21,8 @@ from rayrl.traces.manifest import difference, read_manifest
 from rayrl.traces.store import RunReader
 
 COSTS = ("total_actions", "prompt_tokens", "completion_tokens", "protocol_errors", "invalid_actions")
+BYTES_PER_TOKEN = 4
+"""Rough size of a token, for counting what is injected without a tokenizer."""
 Assign = Callable[[EpisodeJob], list[BankEntry]]
 
 
@@ -73,8 +75,10 @@ def check_bare_manifest(run_dir: Path, planned: JsonDict, jobs: Sequence[Episode
         )
 
 
-def read_arm(run_dir: Path, jobs: Sequence[EpisodeJob], assigned: Assign) -> Arm:
+def read_arm(run_dir: Path, jobs: Sequence[EpisodeJob], assigned: Assign | None) -> Arm:
     """Outcomes of ``jobs`` in a run, after all checks of the module docstring. The run may hold more jobs.
+
+    ``assigned=None`` is for selectors, which choose for themselves: what they injected is then only counted.
 
     Raises:
         DataError: coverage, duplicates, injected skills or rewards are not as they must be; names the episode.
@@ -95,7 +99,8 @@ def read_arm(run_dir: Path, jobs: Sequence[EpisodeJob], assigned: Assign) -> Arm
         theirs = record.get("job") or {}
         if (theirs.get("seed"), theirs.get("split")) != (job.seed, job.split):
             raise DataError(f"{run_dir}: episode {job.episode_id} was played with another seed or split")
-        _check_injected(run_dir, record, assigned(job))
+        if assigned is not None:
+            _check_injected(run_dir, record, assigned(job))
         metrics[job.task_id, job.sample_id] = _metrics(run_dir, record, row)
     missing = [name for name, count in counts.items() if count == 0]
     if missing:
@@ -127,6 +132,9 @@ def _metrics(run_dir: Path, record: JsonDict, row: JsonDict) -> dict[str, float]
         if checked is None:
             raise DataError(f"{run_dir}: episode {record['episode_id']}: {name} is {value!r}, not a finite number")
         found[name] = checked
+    injected = record.get("selected_skills") or []
+    found["injected_skills"] = float(len(injected))
+    found["injected_tokens"] = sum(len(str(s.get("content")).encode()) for s in injected) / BYTES_PER_TOKEN
     for name in COSTS:
         value = number(row.get(name))
         if value is not None:
@@ -140,7 +148,7 @@ def shared_metrics(arms: Sequence[Arm]) -> list[str]:
     for arm in arms:
         for values in arm.metrics.values():
             common = set(values) if common is None else common & set(values)
-    return ["reward", *sorted((common or set()) - {"reward"})]
+    return ["reward", *sorted(m for m in (common or set()) - {"reward"} if not m.startswith("injected_"))]
 
 
 def pair_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
