@@ -35,6 +35,8 @@ from rayrl.skills.providers import SkillsConfig, build_skills
 from rayrl.traces.schema import is_complete
 
 MAX_EVENTS = 1000
+MODEL_GAUGES = frozenset({"requests", "retries", "throttled", "limiter_limit", "limiter_in_flight"})
+"""Counters of a model's ``stats()`` (where it offers one) that are shown."""
 LINGER_S = 0.02
 """Once something finished, wait this long for more: batches, at a latency nobody notices."""
 
@@ -296,10 +298,9 @@ class RolloutWorker:
         }
         if isinstance(leases, int):
             gauges["leases_open"] = float(leases)
-        for name in ("retries", "requests"):
-            value = getattr(self._model, name, None)
-            if isinstance(value, int | float):
-                gauges[f"model_{name}"] = float(value)
+        stats = getattr(self._model, "stats", None)
+        if callable(stats):
+            gauges.update({f"model_{name}": float(value) for name, value in stats().items() if name in MODEL_GAUGES})
         return gauges
 
 
