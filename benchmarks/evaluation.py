@@ -16,6 +16,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -236,8 +237,9 @@ def measure(name: str, run: Path, timeout: float) -> dict[str, Any]:
         return {"name": name, "error": f"not done after {timeout:.0f} s"}
     watcher.join()
     if child.returncode != 0:
-        last = [line for line in err.strip().splitlines() if line.strip()]
-        return {"name": name, "error": (last[-1] if last else "failed")[:160], "peak_mb": peak[0] / 1e6}
+        lines = [line.strip() for line in err.splitlines() if line.strip()]
+        named = [line for line in lines if re.match(r"^[\w.]*(Error|Exception|Invalid)\b", line)]
+        return {"name": name, "error": (named or lines or ["failed"])[-1][:160], "peak_mb": peak[0] / 1e6}
     found = json.loads(out.strip().splitlines()[-1])
     seconds = found.get("seconds", time.perf_counter() - started)
     return {"name": name, **found, "seconds": seconds, "mb_per_s": size / 1e6 / seconds, "peak_mb": peak[0] / 1e6}

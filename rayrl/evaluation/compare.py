@@ -94,6 +94,8 @@ def _transitions(success_a: FloatArray, success_b: FloatArray, keys: list[Key]) 
 def _by_category(
     left: pa.Table, a: FloatArray, b: FloatArray, clusters: npt.NDArray[np.int64], by: str, level: float
 ) -> dict[str, Any]:
+    if left[by].null_count == left.num_rows:
+        return {}
     labels = np.array(["(none)" if v is None else str(v) for v in left[by].to_pylist()], dtype=object)
     out = {}
     for label in sorted(set(labels.tolist())):

@@ -142,3 +142,15 @@ def test_memory_stays_flat_over_a_growing_file(tmp_path):
     (small, small_bytes), (large, large_bytes) = sizes
     assert large_bytes - small_bytes > 10e6
     assert large - small < 3e6
+
+
+def test_compact_verifies_and_finds_damage(runs, tmp_path, capsys):
+    target = tmp_path / "t.parquet"
+    assert cli.main(["traces", "compact", str(runs / "b"), "--out", str(target), "--verify", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["verified"] and report["mismatches"] == []
+    assert cli.main(["traces", "compact", str(runs / "b"), "--out", str(target), "--only-verify"]) == 0
+    assert "verified" in capsys.readouterr().out
+    assert cli.main(["traces", "compact", str(runs / "a"), "--out", str(target), "--only-verify"]) == 2
+    assert "does not hold" in capsys.readouterr().err
+    assert cli.main(["traces", "compact", str(runs / "a"), "--out", str(tmp_path / "no"), "--only-verify"]) == 2
