@@ -18,6 +18,8 @@ from rayrl.settings import ExecutionConfig
 from rayrl.worker import Attempt, DrainReport, FinishedAttempt, WorkerSpec, failed_without_record
 
 POLL_S = 1.0
+CANCEL_PATIENCE_S = 60.0
+"""After a cancellation, episodes that have not reported by then are given up."""
 MAX_FRUITLESS_DEATHS = 5
 """Workers lost in a row without one finished attempt between them: the spec itself kills them."""
 
@@ -248,18 +250,21 @@ class RolloutPool:
         del self._workers[worker]
         # the replacement first kills the old actor, so that no late result can come from it
         failure: RayrlError | None = None
-        try:
-            if self._fruitless_deaths > MAX_FRUITLESS_DEATHS:
-                raise RayrlError(f"{self._fruitless_deaths} workers in a row died without finishing anything: {reason}")
-            if not self._cancel_requested:
-                name = self.backend.replace(worker)
-                self._workers[name] = _WorkerState(self.spec.concurrency)
-                self._on_event({"event": "worker_replaced", "worker": worker, "by": name})
-        except RayrlError as error:
-            failure = error
+        if not self._cancel_requested:
+            try:
+                self._replace(worker, reason)
+            except RayrlError as error:
+                failure = error
         yield from self._give_up(worker, held, reason)
         if failure is not None and not self._workers:
             raise failure
+
+    def _replace(self, worker: str, reason: str) -> None:
+        if self._fruitless_deaths > MAX_FRUITLESS_DEATHS:
+            raise RayrlError(f"{self._fruitless_deaths} workers in a row died without finishing anything: {reason}")
+        name = self.backend.replace(worker)
+        self._workers[name] = _WorkerState(self.spec.concurrency)
+        self._on_event({"event": "worker_replaced", "worker": worker, "by": name})
 
     def _give_up(self, worker: str, held: list[Attempt], reason: str) -> Iterator[tuple[FinishedAttempt, Disposition]]:
         """Terminal records for attempts whose worker cannot tell any more."""
@@ -288,10 +293,9 @@ class RolloutPool:
                     self.backend.arm(name)
             for worker, message in self.backend.wait(POLL_S):
                 if isinstance(message, str):
-                    yield from self._give_up(worker, self.ledger.held_by(worker), message)
-                    continue
-                for finished in message.finished:
-                    yield finished, self.ledger.finished(worker, finished, time.monotonic())
+                    yield from self._lost(worker, message)
+                else:
+                    yield from self._reported(worker, message)
         for name in list(self._workers):
             yield from self._give_up(name, self.ledger.held_by(name), "did not answer to cancellation")
         self.ledger.check_closed()
@@ -300,8 +304,9 @@ class RolloutPool:
         now = time.monotonic()
         if self.ledger.paused:
             self._progress_at = now
-        if self._cancel_at is not None and now - self._cancel_at > 60:
-            self._progress_at = now - self.execution.watchdog_s - 1
+        if self._cancel_at is not None and now - self._cancel_at > CANCEL_PATIENCE_S:
+            yield from self._wind_down(5.0)
+            return
         if now - self._progress_at <= self.execution.watchdog_s:
             return
         hanging = [

@@ -175,7 +175,7 @@ def test_a_dead_endpoint_stops_the_run_and_a_resume_completes_it(
         run_dir = plan(raw).run_dir
         scan = RunReader(run_dir).scan()
         assert scan.complete == 0 and 10 <= scan.failed < 60 * 3
-        assert mock.requests == 2 * scan.failed
+        assert 2 * scan.failed <= mock.requests <= 2 * (scan.failed + scan.cancelled)
         assert len({(e["episode_id"], e["attempt"]) for e in events(run_dir, "attempt_failed")}) == scan.failed
         mock.default = "ok"
         result = roll_out(raw)
