@@ -23,6 +23,7 @@ from rayrl.errors import ConfigError, UserError
 from rayrl.evaluation.rows import is_complete_row
 from rayrl.evaluation.sources import Chunk, Source, find_sources, iter_records, load_goals, plan_chunks, read_records
 from rayrl.evaluation.view import EpisodeView, view_of
+from rayrl.export.select import find_results, read_places
 from rayrl.models.config import ModelConfig
 from rayrl.models.registry import build_model, model_identity
 from rayrl.schemas import JsonDict, sha256_hex
@@ -119,16 +120,15 @@ def build(locations: list[str], out: Path, settings: BuildSettings) -> JsonDict:
 def _cards(sources: list[Source], out: Path, settings: BuildSettings) -> JsonDict:
     rejected: Counter[str] = Counter()
     cards: list[JsonDict] = []
-    seen: set[tuple[str, str]] = set()
-    episodes = 0
+    # the first complete record of an episode counts; episodes in an order that does not depend on when they finished
+    found: dict[tuple[str, str], JsonDict] = {}
     for item in _analysed(sources, settings):
-        key = (item["run"], item["episode_id"])
-        if key in seen:
-            continue  # a later duplicate of a complete episode is never counted
-        seen.add(key)
-        episodes += 1
-        rejected.update(item["rejected"])
-        cards += item["cards"]
+        found.setdefault((item["run"], item["episode_id"]), item)
+    chosen = sorted(found)[: settings.max_episodes]
+    for key in chosen:
+        rejected.update(found[key]["rejected"])
+        cards += found[key]["cards"]
+    episodes = len(chosen)
     cards.sort(key=lambda c: c["card_id"])
     written = write_lines_atomic(out / CARDS, cards)
     kinds = Counter(card["kind"] for card in cards)
@@ -148,11 +148,7 @@ def _analysed(sources: list[Source], settings: BuildSettings) -> Iterator[JsonDi
         yield from asyncio.run(_ask(sources, settings))
         return
     goals = {s.run: load_goals(s) for s in sources}
-    items = _ray_items(sources, goals, settings) if settings.engine == "ray" else _local_items(sources, goals)
-    for count, item in enumerate(items):
-        if settings.max_episodes is not None and count >= settings.max_episodes:
-            return
-        yield item
+    yield from _ray_items(sources, goals, settings) if settings.engine == "ray" else _local_items(sources, goals)
 
 
 def _local_items(sources: list[Source], goals: dict[str, dict[int, JsonDict]]) -> Iterator[JsonDict]:
@@ -237,11 +233,9 @@ async def _ask(sources: list[Source], settings: BuildSettings) -> list[JsonDict]
     wanted: list[tuple[JsonDict, str, JsonDict | None]] = []
     for source in sources:
         goals = load_goals(source)
-        for record in iter_records(source):
-            if settings.max_episodes is not None and len(wanted) >= settings.max_episodes:
-                break
-            if is_complete_row(record):
-                wanted.append((record, source.run, goals.get((record.get("job") or {}).get("task_id", -1))))
+        places = sorted((p for p in find_results(source)[0] if p.complete), key=lambda p: (p.task_id, p.sample_id))
+        for record in read_places(places[: settings.max_episodes]):
+            wanted.append((record, source.run, goals.get((record.get("job") or {}).get("task_id", -1))))
     model = build_model(settings.model)
     gate = asyncio.Semaphore(settings.concurrency)
     try:

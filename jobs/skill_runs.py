@@ -35,6 +35,8 @@ class SkillRuns:
         self._quiet = quiet
         self._shops: AbstractContextManager[Any] | None = None
         self._environment: Any = None
+        self.own_servers = False
+        """Let each run start servers of its own, so that the private goals reach its private.jsonl."""
         self.rollouts = 0
         """Episodes played now (not those found finished)."""
 
@@ -67,7 +69,7 @@ class SkillRuns:
         return result.run_dir
 
     def _with_servers(self, experiment: Experiment) -> Experiment:
-        if self._config.execution.mode != "inprocess":
+        if self._config.execution.mode != "inprocess" or self.own_servers:
             return experiment  # workers may be elsewhere; each run starts servers where they can reach them
         if self._environment is None:
             environment = resolve_paths(self._config.environment, self._base)

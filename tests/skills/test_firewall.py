@@ -19,7 +19,12 @@ GOAL = {
     "user_persona": {"品牌偏好": ["Aster", "KAIYO"], "规格偏好": ["浅灰色 light grey"]},
 }
 SEEN = [
-    {"asin": "B07XQ3F2K9", "title": "Velum Soundcore bone conduction headset", "brand": "Velum", "option_values": ["M"]},
+    {
+        "asin": "B07XQ3F2K9",
+        "title": "Velum Soundcore bone conduction headset",
+        "brand": "Velum",
+        "option_values": ["M"],
+    },
     {"asin": "700000196026", "name": "Hemlo充电式触控台灯 K55 desk lamp", "brand": "海姆洛 Hemlo"},
 ]
 PROTECTED = protected_values(GOAL, SEEN)

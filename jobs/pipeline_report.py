@@ -1,0 +1,111 @@
+"""What the pipeline says at the end: arms on unseen tasks compared in pairs, and a page for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import orjson
+
+from rayrl.evaluation.paired import paired_difference
+from rayrl.schemas import EpisodeJob, JsonDict
+from rayrl.skills.validation import read_arm
+from rayrl.traces.manifest import write_json_atomic
+from rayrl.traces.store import RunReader
+
+PAIRS = (
+    ("selected", "none"),
+    ("all", "none"),
+    ("learned", "none"),
+    ("learned", "all"),
+    ("learned", "selected"),
+    ("learned", "top_k"),
+    ("learned", "threshold"),
+)
+
+
+def compare_arms(folders: dict[str, Path], jobs: Sequence[EpisodeJob], good: set[str]) -> JsonDict:
+    """Rewards, injected tokens, wrong injections per arm, and paired differences. ``good``: what the gate selected."""
+    arms = {name: read_arm(folder, jobs, None) for name, folder in folders.items()}
+    keys = [(j.task_id, j.sample_id) for j in jobs]
+    clusters = [t for t, _ in keys]
+    table: JsonDict = {}
+    for name, arm in arms.items():
+        values = [arm.metrics[k] for k in keys]
+        table[name] = {
+            "reward": float(np.mean([v["reward"] for v in values])),
+            "success": float(np.mean([v.get("r_success", float("nan")) for v in values])),
+            "injected_tokens": float(np.mean([v["injected_tokens"] for v in values])),
+            "injected_skills": float(np.mean([v["injected_skills"] for v in values])),
+            "wrong_injections": _wrong(folders[name], good),
+            "actions": float(np.mean([v.get("total_actions", float("nan")) for v in values])),
+        }
+    pairs: JsonDict = {}
+    for a, b in PAIRS:
+        if a in arms and b in arms:
+            found = paired_difference([arms[b].reward(k) for k in keys], [arms[a].reward(k) for k in keys], clusters)
+            pairs[f"{a} - {b}"] = found.as_dict()
+    if "learned" in table and table["all"]["injected_tokens"]:
+        table["learned"]["tokens_saved_against_all"] = (
+            1 - table["learned"]["injected_tokens"] / table["all"]["injected_tokens"]
+        )
+    return {"tasks": len(set(clusters)), "episodes": len(keys), "arms": table, "pairs": pairs}
+
+
+def _wrong(folder: Path, good: set[str]) -> float:
+    """Mean number of injected skills per episode that the gate did not select."""
+    counts = [
+        sum(s.get("skill_id") not in good for s in record.get("selected_skills") or [])
+        for record in RunReader(folder).results()
+    ]
+    return float(np.mean(counts)) if counts else 0.0
+
+
+def write_report(out: Path, config: JsonDict, stages: JsonDict, gate: JsonDict, evaluation: JsonDict) -> JsonDict:
+    """``report.json`` and ``report.md``; returns the main facts."""
+    contributions = orjson.loads((out / "gate" / "contributions.json").read_bytes())["contributions"]
+    facts = {
+        "bank_sha256": (stages.get("bank") or {}).get("bank_sha256"),
+        "selected": gate["selected"],
+        "gate_rollouts": gate["rollouts"],
+        "minimum_detectable_effect": gate["minimum_detectable_effect"],
+        "confirmation": gate["confirmation"],
+        "evaluation": evaluation,
+    }
+    write_json_atomic(out / "report.json", {"config": config, "stages": stages, **facts})
+    (out / "report.md").write_text(_markdown(facts, stages, contributions, evaluation), encoding="utf-8")
+    return facts
+
+
+def _markdown(facts: JsonDict, stages: JsonDict, contributions: list[JsonDict], evaluation: JsonDict) -> str:
+    built = stages.get("candidates") or {}
+    lines = [
+        f"{built.get('episodes')} episodes gave {built.get('cards')} cards, {built.get('clusters')} clusters and "
+        f"{built.get('candidates')} candidates; rejected: {built.get('rejected') or 'none'}.",
+        f"The gate played {facts['gate_rollouts']} rollouts; planned, it could see effects from "
+        f"{facts['minimum_detectable_effect']:.3f} on.",
+        "",
+        "| skill | effect | 95 % interval | status |",
+        "|---|---|---|---|",
+    ]
+    for row in sorted(contributions, key=lambda r: int(r["rank"])):
+        low, high = row["interval"]
+        lines.append(f"| {row['skill_id']} | {row['effect']:+.3f} | {low:+.3f} to {high:+.3f} | {row['status']} |")
+    lines += [
+        "",
+        f"On {evaluation['tasks']} unseen tasks:",
+        "",
+        "| skills | reward | success | injected tokens | injected skills | of them not selected by the gate |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, arm in evaluation["arms"].items():
+        lines.append(
+            f"| {name} | {arm['reward']:.3f} | {arm['success']:.3f} | {arm['injected_tokens']:.0f} | "
+            f"{arm['injected_skills']:.1f} | {arm['wrong_injections']:.1f} |"
+        )
+    lines += ["", "| paired difference | reward | 95 % interval |", "|---|---|---|"]
+    for name, pair in evaluation["pairs"].items():
+        d = pair["difference"]
+        lines.append(f"| {name} | {d['mean']:+.3f} | {d['low']:+.3f} to {d['high']:+.3f} |")
+    return "\n".join(lines) + "\n"
