@@ -6,6 +6,7 @@ One fold, unseen questions of known categories, observable mode, 2 actions. The 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -65,10 +66,8 @@ def quickstart_training(out_dir: Path, *, seconds_budget: float = 30.0) -> dict[
         if time.monotonic() - began > seconds_budget and update < config.rl.updates:
             raise _OutOfTimeError
 
-    try:
+    with contextlib.suppress(_OutOfTimeError):
         train(learner, LocalCollector(run.player, config.collect.staleness), on_update=on_update)
-    except _OutOfTimeError:
-        pass
     outcomes["SFT + TRACE"] = play(learner.policy, world, mdp)
     oracle = oracle_returns(world, mdp)
     rows = [{"policy": name, **score(o, world.kind).model_dump()} for name, o in outcomes.items()]

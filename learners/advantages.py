@@ -18,12 +18,20 @@ group. ``seed_advantage`` compares an episode with itself and is kept to documen
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 STD_FLOOR = 1e-3
 TOLERANCE = 1e-6
+
+Scale = Literal["group", "batch"]
+"""What group estimators divide by: the spread of the group's returns, or one number for the whole batch.
+
+``group`` makes every group count alike, however little is at stake in it: a question where all members lose, one
+of them by half a point more, pushes as hard as one where ten points are decided (the difficulty bias of arXiv
+2503.20783). ``batch`` keeps stakes in proportion, so the expected update is a gradient of the expected return."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +176,14 @@ def group_spread(outcome: Tensor, group: Tensor, floor: float = STD_FLOOR) -> tu
     return variance.sqrt().clamp(min=floor)[group], ((high - low) <= TOLERANCE)[group]
 
 
+def spread(outcome: Tensor, group: Tensor, scale: Scale, floor: float) -> tuple[Tensor, Tensor]:
+    """What to divide each episode by, ``[B]``, and the flat flags; see :data:`Scale`."""
+    std, flat = group_spread(outcome, group, floor)
+    if scale == "batch":
+        std = outcome.std(correction=0).clamp(min=floor).expand_as(std)
+    return std, flat
+
+
 def _degenerate_fraction(flat: Tensor, group: Tensor) -> float:
     n = int(group.max()) + 1
     flags = torch.zeros(n).index_add_(0, group, flat.float())
@@ -175,38 +191,53 @@ def _degenerate_fraction(flat: Tensor, group: Tensor) -> float:
 
 
 def return_to_go_advantage(
-    rewards: Tensor, mask: Tensor, group: Tensor, *, gamma: float, floor: float = STD_FLOOR
+    rewards: Tensor,
+    mask: Tensor,
+    group: Tensor,
+    *,
+    gamma: float,
+    scale: Scale = "group",
+    floor: float = STD_FLOOR,
 ) -> Advantages:
     """Return-to-go less the group's mean return at the start, over the group's spread: REINFORCE with a baseline."""
     check_rewards(rewards, mask)
     returns = return_to_go(rewards, mask, gamma)
     mean, _ = group_mean_of_others(returns[:1], mask[:1], group)
-    std, flat = group_spread(returns[0], group, floor)
+    std, flat = spread(returns[0], group, scale, floor)
     values = torch.where(mask & ~flat, (returns - mean) / std, torch.zeros_like(returns))
     return Advantages(values, _degenerate_fraction(flat, group))
 
 
 def trace_advantage(
-    rewards: Tensor, mask: Tensor, group: Tensor, *, gamma: float, lam: float, floor: float = STD_FLOOR
+    rewards: Tensor,
+    mask: Tensor,
+    group: Tensor,
+    *,
+    gamma: float,
+    lam: float,
+    scale: Scale = "group",
+    floor: float = STD_FLOOR,
 ) -> Advantages:
     """The default: lambda-return less a critic-free value from the group, over the group's spread.
 
-    See :func:`group_values` for V and :func:`lambda_return` for L; the scale is the population std of the group's
-    discounted returns.
+    See :func:`group_values` for V and :func:`lambda_return` for L; the scale is the population std of the discounted
+    returns, of the group or of the batch (:data:`Scale`).
     """
     check_rewards(rewards, mask)
     returns = return_to_go(rewards, mask, gamma)
     values = group_values(returns, mask, group)
     advantage = lambda_return(rewards, values, mask, gamma, lam) - values
-    std, flat = group_spread(returns[0], group, floor)
+    std, flat = spread(returns[0], group, scale, floor)
     return Advantages(
         torch.where(mask & ~flat, advantage / std, torch.zeros_like(advantage)), _degenerate_fraction(flat, group)
     )
 
 
-def grpo_outcome(outcome: Tensor, group: Tensor, floor: float = STD_FLOOR) -> tuple[Tensor, Tensor]:
+def grpo_outcome(
+    outcome: Tensor, group: Tensor, floor: float = STD_FLOOR, scale: Scale = "group"
+) -> tuple[Tensor, Tensor]:
     """``(R - mean) / std`` inside each group, ``[B]``, and the flat flags."""
-    std, flat = group_spread(outcome, group, floor)
+    std, flat = spread(outcome, group, scale, floor)
     n = int(group.max()) + 1
     count = torch.zeros(n, dtype=outcome.dtype).index_add_(0, group, torch.ones_like(outcome))
     mean = torch.zeros(n, dtype=outcome.dtype).index_add_(0, group, outcome) / count.clamp(min=1.0)
@@ -214,11 +245,17 @@ def grpo_outcome(outcome: Tensor, group: Tensor, floor: float = STD_FLOOR) -> tu
 
 
 def grpo_advantage(
-    rewards: Tensor, mask: Tensor, group: Tensor, *, gamma: float, floor: float = STD_FLOOR
+    rewards: Tensor,
+    mask: Tensor,
+    group: Tensor,
+    *,
+    gamma: float,
+    scale: Scale = "group",
+    floor: float = STD_FLOOR,
 ) -> Advantages:
     """GRPO (arXiv 2402.03300): the normalised outcome of the episode on each of its steps."""
     check_rewards(rewards, mask)
-    outcome, flat = grpo_outcome(return_to_go(rewards, mask, gamma)[0], group, floor)
+    outcome, flat = grpo_outcome(return_to_go(rewards, mask, gamma)[0], group, floor, scale)
     return Advantages(outcome * mask, _degenerate_fraction(flat, group))
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from learners.learner import RlConfig, sample_rows
+from learners.learner import RlConfig, sample_for_members
 from rayrl.config import Section, operational
 from rayrl.errors import ConfigError
 from rayrl.retrieval.mdp import MdpConfig, RetrievalEnv
@@ -102,7 +102,7 @@ class ShardPlayer:
         self.policy.load_state_dict(weights)
         seed = step_seed(self.seed, update)
         members = self.policy.members
-        rows = sample_rows(self.world, self.rl.class_weights, members * self.rl.questions, seed)
+        rows = sample_for_members(self.world, self.rl, members, seed)
         mine = rows.view(members, self.shards, -1)[:, shard].reshape(-1)
         shard_seed = step_seed(seed, shard)
         order = None

@@ -27,6 +27,7 @@ from rayrl.retrieval.policy import RetrievalPolicy, checksum
 from rayrl.retrieval.pools import Kind
 from rayrl.retrieval.rollout import Batch, rollout
 from rayrl.retrieval.world import World
+from rayrl.schemas import step_seed
 
 Estimator = Literal["trace", "return_to_go", "grpo", "rloo", "turn_credit", "seed"]
 
@@ -49,6 +50,8 @@ class RlConfig(Section):
 
     estimator: Estimator = "trace"
     """How credit is assigned; ``seed`` reproduces the original design's defect."""
+    scale: adv.Scale = "batch"
+    """What trace, return_to_go and grpo divide by: ``group`` or ``batch`` (see docs/trace.md)."""
     updates: int = 200
     """Gradient steps."""
     questions: int = 128
@@ -66,13 +69,20 @@ class RlConfig(Section):
     kl: float = 0.05
     """Weight of KL(reference || policy)."""
     entropy: float = 0.0
-    """Weight of the entropy bonus."""
+    """Weight of the entropy bonus at the first update."""
+    entropy_final: float | None = None
+    """Weight at the last update, linear in between; None keeps ``entropy`` throughout. From scratch, start high: an
+    episode must stumble on the answer before retrieving looks better than giving up."""
     clip: float = 0.2
     """Ratio clipping against the policy that acted; matters only with stale batches."""
     max_grad_norm: float = 1.0
     """Gradient clipping."""
     class_weights: tuple[float, float, float] = (0.5, 0.25, 0.25)
     """Share of A, near-B and far-B questions among the groups."""
+    cross_fit: bool = False
+    """Ensembles only: member e clones the expert on all training questions but those of part e, and is rolled out on
+    part e alone. The policy gradient then sees the uncertainty the policy will have in service, instead of questions it
+    knows by heart."""
     starvation: int = 0
     """Stop with the reason after this many updates in a row without any gradient; 0 never stops."""
 
@@ -105,6 +115,7 @@ class Learner:
         self.sft = sft
         self.rl = rl
         self.seed = seed
+        self.planned_updates = rl.updates
         self.state = LearnerState()
         self.reference: RetrievalPolicy | None = None
         self.reference_checksum = ""
@@ -151,8 +162,13 @@ class Learner:
         self, optimizer: torch.optim.Optimizer, rows: Tensor, dynamic: Tensor, target: Tensor, weight: Tensor
     ) -> dict[str, float]:
         generator = torch.Generator().manual_seed(self.seed * 100_003 + self.state.sft_epochs)
-        e, n = self.policy.members, rows.shape[0]
-        permutations = torch.stack([torch.randperm(n, generator=generator) for _ in range(e)])
+        e = self.policy.members
+        allowed = [torch.arange(rows.shape[0])] * e
+        if self.rl.cross_fit and e > 1:
+            part = self.world.part[rows] % e
+            allowed = [torch.nonzero(part != member)[:, 0] for member in range(e)]
+        n = min(a.shape[0] for a in allowed)
+        permutations = torch.stack([a[torch.randperm(a.shape[0], generator=generator)[:n]] for a in allowed])
         loss_sum, right = 0.0, 0.0
         for start in range(0, n, self.sft.batch):
             part = permutations[:, start : start + self.sft.batch].reshape(-1)
@@ -165,7 +181,7 @@ class Learner:
             optimizer.step()
             loss_sum += float(loss.detach()) * part.shape[0] / e
             right += float(((logits.argmax(-1) == target[part]) * weight[part]).sum())
-        return {"sft/loss": loss_sum / (e * n), "sft/accuracy": right / (e * float(weight.sum()))}
+        return {"sft/loss": loss_sum / (e * n), "sft/accuracy": right / (e * n)}
 
     # --- reference --------------------------------------------------------------------------------------------------
 
@@ -221,7 +237,7 @@ class Learner:
             gain = gain * steps / (batch.mask.sum(0) * batch.episodes)
         mean_kl = (forward_kl(reference_log_probs, log_probs) * batch.mask).sum() / steps
         mean_entropy = (entropy(log_probs) * batch.mask).sum() / steps
-        loss = -(gain * batch.mask).sum() / steps + self.rl.kl * mean_kl - self.rl.entropy * mean_entropy
+        loss = -(gain * batch.mask).sum() / steps + self.rl.kl * mean_kl - self._entropy_weight() * mean_entropy
         self.optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss * self.policy.members)
         norm = clip_by_member(self.policy, self.rl.max_grad_norm)
@@ -246,16 +262,24 @@ class Learner:
         if rl.estimator == "seed":
             return adv.seed_advantage(r, m, gamma=rl.gamma, lam=rl.lam)
         if rl.estimator == "trace":
-            return adv.trace_advantage(r, m, g, gamma=rl.gamma, lam=rl.lam)
+            return adv.trace_advantage(r, m, g, gamma=rl.gamma, lam=rl.lam, scale=rl.scale)
         if rl.estimator == "turn_credit":
             ell = expert_log_likelihood(batch, reference_log_probs)
             return adv.turn_credit_advantage(r, m, g, ell, gamma=rl.gamma)
-        function = {
-            "return_to_go": adv.return_to_go_advantage,
-            "grpo": adv.grpo_advantage,
-            "rloo": adv.rloo_advantage,
-        }[rl.estimator]
-        return function(r, m, g, gamma=rl.gamma)
+        if rl.estimator == "rloo":
+            plain = adv.rloo_advantage(r, m, g, gamma=rl.gamma)
+            # one number for the whole batch: keeps the learning rate comparable with the other estimators
+            std = r.sum(0).std(correction=0).clamp(min=adv.STD_FLOOR)
+            return adv.Advantages(plain.values / std, plain.degenerate_group_fraction)
+        function = adv.grpo_advantage if rl.estimator == "grpo" else adv.return_to_go_advantage
+        return function(r, m, g, gamma=rl.gamma, scale=rl.scale)
+
+    def _entropy_weight(self) -> float:
+        rl = self.rl
+        if rl.entropy_final is None:
+            return rl.entropy
+        done = min(1.0, self.state.updates / max(self.planned_updates, 1))
+        return rl.entropy + (rl.entropy_final - rl.entropy) * done
 
     def _count(self, batch: Batch, norm: float, has_signal: bool) -> None:
         state = self.state
@@ -306,6 +330,20 @@ def sample_rows(world: World, weights: tuple[float, float, float], n: int, seed:
     generator = torch.Generator().manual_seed(seed)
     draw = torch.rand(n, generator=generator, dtype=torch.float64)
     return torch.searchsorted(probability.cumsum(0), draw).clamp(max=world.rows - 1)
+
+
+def sample_for_members(world: World, rl: RlConfig, members: int, seed: int) -> Tensor:
+    """``[members * questions]`` rows in member blocks; with ``cross_fit`` each block from its member's own part."""
+    if not rl.cross_fit or members == 1:
+        return sample_rows(world, rl.class_weights, members * rl.questions, seed)
+    blocks = []
+    for member in range(members):
+        mine = torch.nonzero(world.part % members == member)[:, 0]
+        if mine.numel() == 0:
+            raise ValueError(f"no training question falls in part {member} of {members}; use fewer policy.members")
+        inner = sample_rows(world.take(mine), rl.class_weights, rl.questions, step_seed(seed, 1_000 + member))
+        blocks.append(mine[inner])
+    return torch.cat(blocks)
 
 
 def first_of_group(group: Tensor) -> Tensor:

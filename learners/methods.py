@@ -140,7 +140,8 @@ def _learned(
     mdp, world = config.mdp, task.test
     learner, player = make_learner(config, task.train)
     run_sft(learner, config)
-    out["sft"] = play(learner.policy, world, mdp)
+    if "sft" in methods:
+        out["sft"] = play(learner.policy, world, mdp)
     start = learner.weights()
     if "sft_shifted" in methods and inner is not None:
         shifts = tune_shifts(fit_sft_only(config, inner.train).policy, inner.test, config)

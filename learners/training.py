@@ -143,7 +143,7 @@ def make_learner(config: TrainConfig, world: World) -> tuple[Learner, ShardPlaye
     """Policy, learner and local player for a training world."""
     spec = PolicySpec(
         static_dim=world.static.shape[1],
-        dynamic_dim=dynamic_dim(world, config.mdp.mode),
+        dynamic_dim=dynamic_dim(world, config.mdp.mode, config.mdp.actions),
         actions=config.mdp.actions,
         **config.policy.model_dump(),
     )

@@ -205,6 +205,7 @@ class RetrievalGate:
             n_right=torch.zeros(1, dtype=torch.int64),
             kind=torch.zeros(1, dtype=torch.int64),
             question=torch.zeros(1, dtype=torch.int64),
+            part=torch.zeros(1, dtype=torch.int64),
             static_names=features.static_names,
             candidate_names=features.candidate_names,
             reveal_names=features.reveal_names,

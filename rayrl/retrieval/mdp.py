@@ -3,7 +3,8 @@
 An episode is one world row with an order of its candidates. It ends on ``answer``, on a guard rule and, with 2 actions,
 when the last candidate was retrieved. What the policy sees is the row's static features and a dynamic part, by mode:
 
-* ``seed``        next candidate's cosine and the hit flag. The flag is ground truth and cannot exist in service.
+* ``seed``        next candidate's cosine and the hit flag (with 3 actions also whether anything is held, without which
+  nobody could know when to forget). The flag is ground truth and cannot exist in service.
 * ``observable``  position, number held, next candidate's features: only what a server knows.
 * ``revealing``   as observable, and what reading the retrieved texts has shown so far.
 
@@ -69,10 +70,10 @@ class Outcome:
     """``[B]`` bool, the right decision: A all answers held; B nothing held; no guard block."""
 
 
-def dynamic_dim(world: World, mode: Mode) -> int:
+def dynamic_dim(world: World, mode: Mode, actions: int = 2) -> int:
     """Width of the dynamic part of the observation."""
     if mode == "seed":
-        return 2
+        return actions
     base = world.k + 1 + 2 + world.candidate.shape[2]
     return base if mode == "observable" else base + 2 + 3 * world.reveal.shape[2]
 
@@ -85,7 +86,7 @@ class RetrievalEnv:
         self.world = world
         self.config = config
         self.answer_right = answer_right
-        self.dim = dynamic_dim(world, config.mode)
+        self.dim = dynamic_dim(world, config.mode, config.actions)
         self._penalties = penalties(config.rewards)
         self._cosine = world.candidate_names.index("cosine") if world.candidate_names else 0
 
@@ -125,7 +126,10 @@ class RetrievalEnv:
         """Dynamic part of what the policy sees now; ``[B, D]`` float32."""
         upcoming = self._candidate[self._index, self.position]
         if self.config.mode == "seed":
-            return torch.stack([upcoming[:, self._cosine], self.hit_fraction()], dim=1)
+            parts = [upcoming[:, self._cosine], self.hit_fraction()]
+            if self.config.actions == 3:
+                parts.append(self.held.any(1).float())
+            return torch.stack(parts, dim=1)
         k = self.world.k
         parts = [
             torch.nn.functional.one_hot(self.position, k + 1).float(),

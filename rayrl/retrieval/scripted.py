@@ -64,6 +64,7 @@ def scripted_world(material: Material, config: TaskConfig, view: View, numbers: 
         n_right=torch.from_numpy(right.sum(1).astype(np.int64)),
         kind=torch.from_numpy(kinds),
         question=torch.tensor(numbers),
+        part=torch.zeros(len(numbers), dtype=torch.int64),
         static_names=tuple(f"e{i}" for i in range(vectors.shape[1])),
         candidate_names=("cosine",),
     )

@@ -31,6 +31,10 @@ from rayrl.retrieval.index import Floats, MemoryIndex, build_index
 from rayrl.retrieval.pools import Memory, MemoryPool, Question
 from rayrl.retrieval.sources import pool_by_name
 from rayrl.retrieval.world import World, concat_worlds, make_world
+from rayrl.schemas import sha256_hex
+
+PARTS = 840
+"""Number of parts; a multiple of every ensemble size up to 8, so that ``part % members`` is even."""
 
 
 class TaskConfig(Section):
@@ -192,7 +196,21 @@ def world_of(
 ) -> World:
     """The MDP rows of these questions facing this memory."""
     features = view_features(material, config, view, numbers, training=training)
-    return make_world(view.index, features, [material.questions[i] for i in numbers], numbers, set(material.domains))
+    parts = [part_of(material, config, number) for number in numbers]
+    return make_world(
+        view.index, features, [material.questions[i] for i in numbers], numbers, set(material.domains), parts
+    )
+
+
+def part_of(material: Material, config: TaskConfig, number: int) -> int:
+    """Part of a question for cross-fitted training: by its id, or by its category where whole categories are held out.
+
+    A hash, so that it does not depend on which other questions there are.
+    """
+    question = material.questions[number]
+    near = question.domain in material.domains
+    key = question.category if near and config.prior_holdout == "category" else question.id
+    return int(sha256_hex(f"part:{key}")[:8], 16) % PARTS
 
 
 def build_task(

@@ -41,6 +41,8 @@ class World:
     """``[R]`` :class:`~rayrl.retrieval.pools.Kind`."""
     question: Tensor
     """``[R]`` number of the question, for joining results."""
+    part: Tensor
+    """``[R]`` which part of the training questions the row belongs to, for cross-fitted training."""
     static_names: tuple[str, ...] = ()
     candidate_names: tuple[str, ...] = ()
     reveal_names: tuple[str, ...] = ()
@@ -70,7 +72,12 @@ class World:
 
 
 def make_world(
-    index: MemoryIndex, features: Features, questions: Sequence[Question], numbers: Sequence[int], domains: set[str]
+    index: MemoryIndex,
+    features: Features,
+    questions: Sequence[Question],
+    numbers: Sequence[int],
+    domains: set[str],
+    parts: Sequence[int] | None = None,
 ) -> World:
     """Join features with ground truth.
 
@@ -80,6 +87,7 @@ def make_world(
         questions: Q questions.
         numbers: their global numbers.
         domains: domains the memory covers; B questions of these are near, others far.
+        parts: part of each question for cross-fitted training; None puts all in part 0.
     """
     ids = np.array(index.ids)
     known = frozenset(index.ids)
@@ -101,6 +109,7 @@ def make_world(
         n_right=torch.from_numpy(n_right),
         kind=torch.from_numpy(kinds),
         question=torch.tensor(list(numbers), dtype=torch.int64),
+        part=torch.tensor(list(parts) if parts is not None else [0] * len(questions), dtype=torch.int64),
         static_names=features.static_names,
         candidate_names=features.candidate_names,
         reveal_names=features.reveal_names,
