@@ -68,3 +68,14 @@ class BlocksOnce(Obedient):
             return await super().generate(messages, tools, seed=seed)
         time.sleep(self.seconds)
         raise RuntimeError("the worker was not replaced")
+
+
+class IgnoresCancellation(Obedient):
+    """Swallows every attempt to end it."""
+
+    async def generate(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, seed: int) -> ModelOutput:
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                continue
