@@ -11,7 +11,10 @@ from rayrl.evaluation.svg import Whisker, bar_chart, forest_plot
 from rayrl.evaluation.tables import figure, interval
 
 _SCALED = ("reward",)
-_COLUMNS = ("metric", "A", "B", "B - A", "interval", "p", "p (Holm)", "correlation")
+
+
+def _columns(result: dict[str, Any]) -> tuple[str, ...]:
+    return ("metric", result["a"], result["b"], "difference", "interval", "p", "p (Holm)", "correlation")
 
 
 def _p(value: float | None) -> str:
@@ -49,8 +52,8 @@ def _pairing(result: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 _TRANSITION = {
-    "won": "won (only B succeeds)",
-    "lost": "lost (only A succeeds)",
+    "won": "won (only the second succeeds)",
+    "lost": "lost (only the first succeeds)",
     "both": "both succeed",
     "neither": "neither",
 }
@@ -59,7 +62,7 @@ _TRANSITION = {
 def tables(result: dict[str, Any]) -> list[Table]:
     """For the terminal."""
     first = Table(title=f"{result['b']} against {result['a']}", title_justify="left", border_style="dim")
-    for column in _COLUMNS:
+    for column in _columns(result):
         first.add_column(column, justify="left" if column == "metric" else "right")
     for row in _rows(result["metrics"]):
         first.add_row(*row)
@@ -79,13 +82,17 @@ def markdown(results: list[dict[str, Any]]) -> str:
         for name, before, after in r.get("manifest_differences", []):
             out.append(f"- differs as declared: `{name}`: {before} -> {after}")
         out += ["", "| pairing | episodes |", "|---|---:|", *(f"| {n} | {c} |" for n, c in _pairing(r)), ""]
-        out += ["| " + " | ".join(_COLUMNS) + " |", "|---" + "|---:" * (len(_COLUMNS) - 1) + "|"]
+        out += ["| " + " | ".join(_columns(r)) + " |", "|---" + "|---:" * (len(_columns(r)) - 1) + "|"]
         out += ["| " + " | ".join(row) + " |" for row in _rows(r["metrics"])]
         if r["transitions"]:
             out += ["", "| transition | episodes |", "|---|---:|"]
             out += [f"| {_TRANSITION[n]} | {i['n']} |" for n, i in r["transitions"].items()]
         if r["by_category"]:
-            out += ["", f"| {r['by']} | A | B | B - A | interval | p (Holm) |", "|---|---:|---:|---:|---:|---:|"]
+            out += [
+                "",
+                f"| {r['by']} | {r['a']} | {r['b']} | difference | interval | p (Holm) |",
+                "|---|---:|---:|---:|---:|---:|",
+            ]
             out += ["| " + " | ".join(row) + " |" for row in _category_rows(r)]
         out.append("")
     return "\n".join(out)
@@ -136,7 +143,7 @@ def html(results: list[dict[str, Any]]) -> str:
             )
         scores = {n: m for n, m in r["metrics"].items() if n in _SCALED or n.startswith("r_")}
         body.append(section("Differences of the scores", _forest(scores, "Differences of the scores")))
-        body.append(section("All metrics", table(_COLUMNS, _rows(r["metrics"]))))
+        body.append(section("All metrics", table(_columns(r), _rows(r["metrics"]))))
         moves = [(_TRANSITION[n], float(i["n"])) for n, i in r["transitions"].items()]
         body.append(section("Transitions of r_success", bar_chart(moves, title="Transitions")))
         lists = [(_TRANSITION[n], ", ".join(i["examples"][:5])) for n, i in r["transitions"].items() if i["examples"]]
@@ -145,7 +152,7 @@ def html(results: list[dict[str, Any]]) -> str:
             section(
                 f"{r['metric']} by {r['by']}",
                 _forest(r["by_category"], f"By {r['by']}"),
-                table((r["by"], "A", "B", "B - A", "interval", "p (Holm)"), _category_rows(r)),
+                table((r["by"], r["a"], r["b"], "difference", "interval", "p (Holm)"), _category_rows(r)),
             )
         )
         body.append(section("Who is compared with whom", table(("", "episodes"), _pairing(r))))

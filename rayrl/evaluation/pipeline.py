@@ -41,20 +41,9 @@ from rayrl.schemas import JsonDict
 
 LABELLED_ARROW = EPISODE_ARROW.append(pa.field("labels_json", pa.string())).append(pa.field("calls_json", pa.string()))
 BATCH = 512
-_NOT_SUMMARISED = frozenset(
-    [
-        "seed",
-        "prompt_sha256",
-        "skill_ids",
-        "category",
-        "started_at",
-        "done",
-        "error_type",
-        "cleanup_errors",
-        "instruction",
-        "purchase_json",
-        "reward_detail_json",
-    ]
+_NOT_SUMMARISED = (
+    *("seed", "prompt_sha256", "skill_ids", "category", "started_at", "done", "error_type", "cleanup_errors"),
+    *("instruction", "purchase_json", "reward_detail_json"),
 )
 SUMMARY_COLUMNS = [name for name in EPISODE_ARROW.names if name not in _NOT_SUMMARISED]
 """What a summary reads; all that is kept of an episode in memory."""

@@ -11,7 +11,7 @@ from rayrl.evaluation.tables import figure, interval
 from rayrl.schemas import JsonDict
 from rayrl.traces.manifest import flatten
 
-_SCORES = ("metric", "mean", "SEM", "interval", "episodes", "tasks", "method")
+_SCORES = ("metric", "mean", "SEM", "interval", "n", "tasks", "method")
 
 
 def _score_rows(values: dict[str, Any]) -> list[list[str]]:

@@ -36,7 +36,7 @@ def _ticks(low: float, high: float, count: int = 5) -> list[float]:
     first = float(np.ceil(low / step) * step)
     out = []
     while first <= high + 1e-12:
-        out.append(round(first, 12))
+        out.append(round(first, 12) + 0.0)  # no "-0"
         first += step
     return out
 

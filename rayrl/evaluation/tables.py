@@ -29,7 +29,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _estimates(title: str, values: dict[str, dict[str, Any]], level: float) -> Table:
-    table = _table(title, "metric", "mean", "SEM", f"{level:.0%} interval", "episodes", "tasks", "method")
+    table = _table(title, "metric", "mean", "SEM", f"{level:.0%} interval", "n", "tasks", "method")
     for name, item in values.items():
         table.add_row(
             name,
