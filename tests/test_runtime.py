@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import orjson
 import pytest
@@ -301,19 +302,25 @@ async def test_a_failing_release_after_a_failure_keeps_the_first_error():
 
 async def test_a_release_that_hangs_does_not_hold_the_record(monkeypatch):
     monkeypatch.setattr(runtime_module, "CLOSE_TIMEOUT_S", 0.05)
+    began = time.monotonic()
     _, record = await play(build(environments=FakeFactory(on_close=hang)))
+    assert time.monotonic() - began < 10
     assert record["status"] == "completed" and record["cleanup_errors"][0]["type"] == "TimeoutError"
 
 
 async def test_a_cancellation_while_releasing_does_not_lose_a_finished_episode():
+    released = asyncio.Event()
+
     async def slow(*_):
         await asyncio.sleep(0.05)
+        released.set()
 
     task = asyncio.create_task(play(build(environments=FakeFactory(on_close=slow))))
     await asyncio.sleep(0.02)
     task.cancel()
     _, record = await task
     assert record["status"] == "completed" and record["final"]["reward"] == 1.0
+    await asyncio.wait_for(released.wait(), 5)  # the release goes on by itself
 
 
 async def test_an_environment_that_cannot_be_opened_is_a_failed_record():

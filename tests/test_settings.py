@@ -233,6 +233,34 @@ def test_an_operational_knob_leaves_the_fingerprint_alone(world, key):
     assert before == after
 
 
+SEMANTIC = """
+    experiment: seed
+    tasks: manifest split sample_size repeats
+    environment[shop]: kind interaction_mode persona environment_version catalogue_sha256 max_query_length
+    environment[shop].embedded: generate seed page_size
+    environment[custom]: kind options
+    model: kind name checkpoint_id tool_protocol tool_choice parallel_tool_calls json_schema_max_string
+        temperature top_p top_k max_tokens extra_body context_limit send_seed allow_text_beside_call options
+    model.scripted: level query_formulation attribute_check option_matching budget_check persona_preference
+        pagination habit obeys_skills noise protocol_noise
+    model.local: context
+    prompt: file history last_n
+    skills: kind path max_skills mask_seed inclusion flip options
+    runtime: max_actions max_episode_tokens
+"""
+"""What a run *is*. Changing a line here changes which old runs can be resumed and compared."""
+
+
+def test_which_knobs_are_semantic_is_decided_once():
+    expected, head = set(), ""
+    for word in SEMANTIC.split():
+        if word.endswith(":"):
+            head = word[:-1]
+        else:
+            expected.add(f"{head}.{word}")
+    assert {key for key, (_, operational) in KNOBS.items() if not operational} == expected
+
+
 def test_every_knob_and_section_has_a_docstring():
     bare = [key for key, (info, _) in KNOBS.items() if not (info.description or "").strip()]
     assert bare == []

@@ -287,6 +287,16 @@ def test_byte_ranges_partition_the_lines(tmp_path_factory, lines, cuts, ends_wit
     assert pieces == list(iter_lines(path))
 
 
+def test_every_cut_in_two_gives_the_same_lines(tmp_path):
+    path = tmp_path / "f"
+    for data in (b"", b"a", b"a\n", b"ab\n\ncd\ne\n", b"\n\nx\nyy"):
+        path.write_bytes(data)
+        whole = list(iter_lines(path))
+        for cut in range(len(data) + 1):
+            pieces = [*iter_lines(path, start=0, stop=cut), *iter_lines(path, start=cut, stop=len(data))]
+            assert pieces == whole, (data, cut)
+
+
 def test_reading_streams(tmp_path):
     big = 24_000_000
     padding = "x" * 4000
