@@ -48,7 +48,8 @@ def connect(address: str | None = None, *, num_cpus: int | None = None) -> dict[
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ConfigError(
                 f"Ray at {wanted or 'this machine'} cannot be reached: {error}. Start one with `ray start --head`, "
-                "or leave execution.ray_address and RAY_ADDRESS out for a local Ray"
+                "or leave execution.ray_address and RAY_ADDRESS out for a local Ray. A cluster with token "
+                "authentication is joined with RAY_AUTH_MODE=token in the environment"
             ) from None
     return {
         "address": wanted,

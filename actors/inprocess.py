@@ -73,7 +73,7 @@ class InProcessBackend:
         """See RayBackend. Does not wait: the loop may hang in the very code that is to be cancelled."""
         asyncio.run_coroutine_threadsafe(self._ready().cancel(episode_ids), self._loop)
 
-    def stop(self) -> list[tuple[str, DrainReport | str]]:
+    def stop(self, grace_s: float = 25.0) -> list[tuple[str, DrainReport | str]]:
         """See RayBackend. Idempotent.
 
         As there, trouble while closing is no trouble of the run, whose results are written already. A loop that hangs
@@ -83,12 +83,14 @@ class InProcessBackend:
         out: list[tuple[str, DrainReport | str]] = []
         if worker is not None:
             try:
-                out.append((NAME, self._call(worker.stop(), timeout_s=min(self._timeout, STOP_TIMEOUT_S))))
+                out.append(
+                    (NAME, self._call(worker.stop(), timeout_s=min(self._timeout, STOP_TIMEOUT_S, max(grace_s, 0.1))))
+                )
             except Exception as error:
                 out.append((NAME, f"{type(error).__name__}: {error}"))
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(timeout=5)
+            self._thread.join(timeout=min(5.0, max(grace_s, 0.1)))
         if not self._thread.is_alive() and not self._loop.is_closed():
             self._loop.close()
         return out

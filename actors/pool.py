@@ -18,6 +18,8 @@ from rayrl.settings import ExecutionConfig
 from rayrl.worker import Attempt, DrainReport, FinishedAttempt, WorkerSpec, failed_without_record
 
 POLL_S = 1.0
+STOP_GRACE_S = 25.0
+HASTY_GRACE_S = 2.0
 CANCEL_PATIENCE_S = 60.0
 """After a cancellation, episodes that have not reported by then are given up."""
 MAX_FRUITLESS_DEATHS = 5
@@ -33,7 +35,7 @@ class WorkerBackend(Protocol):
     def arm(self, worker: str) -> None: ...  # noqa: D102
     def wait(self, timeout_s: float) -> list[tuple[str, DrainReport | str]]: ...  # noqa: D102
     def cancel(self, worker: str, episode_ids: list[str] | None = None) -> None: ...  # noqa: D102
-    def stop(self) -> list[tuple[str, DrainReport | str]]: ...  # noqa: D102
+    def stop(self, grace_s: float = ...) -> list[tuple[str, DrainReport | str]]: ...  # noqa: D102
 
 
 class RunStalledError(RayrlError):
@@ -96,18 +98,21 @@ class RolloutPool:
         try:
             names = self.backend.start(self.execution.actors)
         except BaseException:
-            self.backend.stop()  # __exit__ is not called when __enter__ fails
+            self.backend.stop(0.0)  # __exit__ is not called when __enter__ fails
             raise
         for name in names:
             self._workers[name] = _WorkerState(self.spec.concurrency)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # somebody who interrupts for the second time does not want to wait; leases left behind expire
+        at_once = kind is not None and issubclass(kind, KeyboardInterrupt)
+        self.close(HASTY_GRACE_S if at_once else STOP_GRACE_S)
 
-    def close(self) -> None:
-        """End the workers. Afterwards the gauges say what they left open. Idempotent."""
-        for worker, report in self.backend.stop():
+    def close(self, grace_s: float = STOP_GRACE_S) -> None:
+        """End the workers, giving them ``grace_s`` seconds to release what they hold. Afterwards the gauges say what
+        they left open. Idempotent."""
+        for worker, report in self.backend.stop(grace_s):
             if isinstance(report, str):
                 self._on_event({"event": "worker_stop_failed", "worker": worker, "reason": report})
                 continue

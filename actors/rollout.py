@@ -16,7 +16,6 @@ from rayrl.errors import ConfigError, RayrlError
 from rayrl.worker import Attempt, DrainReport, RolloutWorker, WorkerSpec
 
 DRAIN_WAIT_S = 1.0
-STOP_WAIT_S = 25.0
 
 
 @ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=64)
@@ -163,12 +162,12 @@ class RayBackend:
         """Ask a worker to cancel episodes; their results come through :meth:`wait`."""
         self._members[worker].handle.cancel.remote(episode_ids)
 
-    def stop(self) -> list[tuple[str, DrainReport | str]]:
+    def stop(self, grace_s: float = 25.0) -> list[tuple[str, DrainReport | str]]:
         """Let every member close its clients, then end it; returns their last reports. Idempotent."""
         refs = {m.handle.stop.remote(): name for name, m in self._members.items()}
-        ready, late = ray.wait(list(refs), num_returns=len(refs), timeout=STOP_WAIT_S) if refs else ([], [])
+        ready, late = ray.wait(list(refs), num_returns=len(refs), timeout=grace_s) if refs else ([], [])
         out: list[tuple[str, DrainReport | str]] = [(refs[ref], self._collect(ref)) for ref in ready]
-        out += [(refs[ref], f"did not stop within {STOP_WAIT_S:g} s") for ref in late]
+        out += [(refs[ref], f"did not stop within {grace_s:g} s") for ref in late]
         for name in list(self._members):
             self._kill(name)
         return out

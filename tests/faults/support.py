@@ -249,7 +249,7 @@ class Driver:
         config = root / f"config-{self.mark[:8]}.yaml"
         config.write_text(json.dumps(raw))
         self.log = root / f"driver-{self.mark[:8]}.log"
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_") or k.startswith("RAY_AUTH")}
         inherited |= {"RAYRL_TEST_MARK": self.mark, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
