@@ -35,6 +35,7 @@ from rayrl.traces.store import RunReader
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCTS, CATALOGUE_SEED = 120, 3
 TTL_S = 4.0
+KEY_ENV, KEY = "RAYRL_TEST_API_KEY", "sk-test-7f3a9c51e2d84b06"
 PATIENCE_S = 120.0
 """Upper bound of every wait here; a busy machine may need it, a healthy one never does."""
 
