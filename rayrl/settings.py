@@ -24,7 +24,7 @@ class ExperimentConfig(Section):
 
     name: str = operational(..., pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
     """Directory name of the run under ``run_root``; letters, digits, dot, dash, underscore."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """Experiment seed: task sampling and every episode seed follow from it."""
     run_root: str = operational("runs")
     """Where run directories lie. Must be absolute (or ``~``) inside a Ray job, whose working directory is temporary."""

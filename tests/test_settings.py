@@ -330,6 +330,7 @@ def test_an_address_with_a_password_is_refused_without_repeating_it(world):
         ("tasks.repeats", 0),
         ("tasks.sample_size", 0),
         ("experiment.seed", -1),
+        ("experiment.seed", 2**63),
         ("experiment.name", "../elsewhere"),
         ("experiment.name", ""),
         ("experiment.name", ".hidden"),
