@@ -285,8 +285,11 @@ class Pipeline:
         folders: dict[str, Path] = {}
         with SkillRuns(self.run_config, self.base, self.out / "runs", quiet=self._quiet) as runs:
             for arm in self._arms():
+                changes = {"tasks": tasks, "skills": arm.skills}
                 name = f"{c.name}-unseen-{arm.name.replace('_', '-')}"
-                folders[arm.name] = runs.run(runs.experiment(name, {"tasks": tasks, "skills": arm.skills}, jobs))
+                # another bank or selector is another run beside the old one, never a conflict with it
+                mark = runs.experiment(name, changes, jobs).fingerprint[:8]
+                folders[arm.name] = runs.run(runs.experiment(f"{name}-{mark}", changes, jobs))
         good = set(load_snapshot(self.out / "skillbank.snapshot.json").model_dump()["records"])
         found = compare_arms(folders, jobs, good)
         write_json_atomic(self.out / "evaluation.json", found)

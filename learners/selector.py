@@ -9,7 +9,7 @@ baseline, and a forward KL to the frozen clone. Everything is seeded; the same d
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from rayrl.config import Section
 from rayrl.retrieval.policy import PolicySpec, RetrievalPolicy
 from rayrl.schemas import JsonDict
 from rayrl.skills.estimators import FloatArray
-from rayrl.skills.outcome_model import OutcomeModel, Rollouts, Scales, fit_outcome_model, greedy_masks, set_values
+from rayrl.skills.outcome_model import OutcomeModel, Rollouts, Scales, fit_outcome_model, greedy_masks
 from rayrl.skills.selector import FEATURES, dynamic_input, dynamic_width
 
 
@@ -36,11 +36,11 @@ class SelectorConfig(Section):
     """Hidden units."""
     layers: int = 3
     """Linear layers."""
-    clone_steps: int = 300
+    clone_steps: int = 200
     """Supervised steps over all tasks."""
-    updates: int = 60
+    updates: int = 40
     """Policy-gradient updates after cloning; 0 leaves the clone."""
-    samples: int = 16
+    samples: int = 8
     """Sets sampled per task and update."""
     learning_rate: float = 3e-3
     """Adam's step of the clone; updates use a third of it."""
@@ -63,13 +63,14 @@ class _Tasks:
     static: Tensor
     similarity: Tensor
     tokens: Tensor
-    chunk: FloatArray
-    pairs: FloatArray
+    features: FloatArray
+    model: OutcomeModel
     costs: FloatArray
 
     def value(self, masks: Tensor, rows: Tensor) -> Tensor:
         m = masks.numpy().astype(np.float64)
-        return torch.from_numpy(set_values(self.chunk[rows.numpy()], self.pairs, m, self.costs)).float()
+        found = self.model.set_values(self.features[rows.numpy()], m, self.costs)
+        return torch.from_numpy(found).float()
 
 
 def train_selector(
@@ -83,13 +84,12 @@ def train_selector(
     model = fit_outcome_model(data, scales)
     costs = config.price * tokens / tokens.mean()
     targets = greedy_masks(model, data.features, costs)
-    _, chunk, pairs = model.parts(data.features)
     tasks = _Tasks(
         static=torch.from_numpy(data.features).float(),
         similarity=torch.from_numpy(similarity).float(),
         tokens=torch.from_numpy(tokens / tokens.sum()).float(),
-        chunk=chunk,
-        pairs=pairs,
+        features=data.features,
+        model=model,
         costs=costs,
     )
     k = targets.shape[1]
@@ -112,6 +112,9 @@ def train_selector(
             "pairs": int(data.rewards.shape[0]),
             "noise_difference": model.noise_difference,
             "noise_sum": model.noise_sum,
+            "supported_chunks": [bool(s) for s in model.supported],
+            "average_effects": [round(float(e), 5) for e in model.average_effects],
+            "pair_effects": len(model.pairs),
             "clone_loss": loss,
             "model_value_of_targets": float(tasks.value(goal, torch.arange(len(goal))).mean()),
             "model_value_of_clone": before,
@@ -133,7 +136,7 @@ def _inputs(tasks: _Tasks, masks: Tensor, chunk: int) -> Tensor:
 def _log_probs(policy: RetrievalPolicy, tasks: _Tasks, masks: Tensor, rows: Tensor) -> Tensor:
     """Log-probabilities (k, n, 2) along the decisions that led to ``masks``."""
     projected = policy.project(tasks.static)[rows]
-    part = _Tasks(tasks.static[rows], tasks.similarity[rows], tasks.tokens, tasks.chunk, tasks.pairs, tasks.costs)
+    part = replace(tasks, static=tasks.static[rows], similarity=tasks.similarity[rows])
     inputs = torch.stack([_inputs(part, masks, j) for j in range(masks.shape[1])])
     return torch.log_softmax(policy.act_logits(projected, inputs), -1)
 
@@ -213,10 +216,9 @@ def tuned_threshold(
     model: OutcomeModel, features: FloatArray, similarity: FloatArray, costs: FloatArray
 ) -> tuple[float, float]:
     """The similarity threshold worth most under the outcome model, and what it is worth. Candidates: quantiles."""
-    _, chunk, pairs = model.parts(features)
     best = (float(similarity.max()) + 1.0, 0.0)
     for threshold in np.quantile(similarity, np.linspace(0, 1, 41)):
-        value = float(set_values(chunk, pairs, (similarity >= threshold).astype(float), costs).mean())
+        value = float(model.set_values(features, (similarity >= threshold).astype(float), costs).mean())
         if value > best[1]:
             best = (float(threshold), value)
     return best

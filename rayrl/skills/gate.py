@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy import stats
 
 from rayrl.schemas import EpisodeJob, JsonDict, sha256_hex
 from rayrl.skills.design import Blocks, Design, contrast_design
@@ -25,7 +24,7 @@ from rayrl.skills.estimators import (
 )
 from rayrl.skills.providers import BankEntry
 from rayrl.skills.rule import GateRule, Look, final_verdicts
-from rayrl.skills.selection import adjusted_interval, minimum_detectable
+from rayrl.skills.selection import adjusted_interval, minimum_detectable, rank_correlation
 from rayrl.skills.validation import Arm, Assign, pair_correlation, shared_metrics
 
 LEVEL = 0.95
@@ -209,14 +208,12 @@ def stability(data: GateData, fit: Fit, *, halves: int = HALVES) -> JsonDict:
         first = np.isin(design.tasks, order[: len(order) // 2])
         betas: list[FloatArray] = []
         for side in (first, ~first):
-            x, y = design.x[side], design.y[side]
-            if np.linalg.matrix_rank(x) < x.shape[1]:
-                betas = []
-                break
-            w = design.weights[side] if design.weights is not None else None
-            betas.append(fit_cluster(x, y, design.tasks[side], data.names, weights=w).beta)
+            w = np.sqrt(design.weights[side]) if design.weights is not None else np.ones(int(side.sum()))
+            x, y = design.x[side] * w[:, None], design.y[side] * w
+            if np.linalg.matrix_rank(x) == x.shape[1]:
+                betas.append(np.asarray(np.linalg.lstsq(x, y, rcond=None)[0], dtype=np.float64))
         if len(betas) == 2:
-            found.append(float(stats.spearmanr(*betas).statistic))
+            found.append(rank_correlation(*betas))
     spread, noise = float(np.var(fit.beta)), float(np.mean(fit.se**2))
     reliability = max(0.0, 1 - noise / spread) if spread > 0 else 0.0
     centre = fit.beta.mean() + reliability * (fit.beta - fit.beta.mean())
@@ -224,7 +221,7 @@ def stability(data: GateData, fit: Fit, *, halves: int = HALVES) -> JsonDict:
     if len(data.names) > 1:
         rng = np.random.default_rng(0)
         draws = rng.multivariate_normal(centre, fit.covariance, size=(200, 2), method="eigh")
-        refits = [float(stats.spearmanr(a, b).statistic) for a, b in draws]
+        refits = [rank_correlation(a, b) for a, b in draws]
     return {
         "split_half_spearman": float(np.mean(found)) if found else None,
         "refit_spearman": float(np.mean(refits)) if refits else None,

@@ -48,6 +48,13 @@ def _ranks(beta: FloatArray) -> list[int]:
     return [int(r) for r in ranks]
 
 
+def rank_correlation(a: FloatArray, b: FloatArray) -> float:
+    """Spearman's correlation; 0 when one side is constant, because it then ranks nothing."""
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        return 0.0
+    return float(stats.spearmanr(a, b).statistic)
+
+
 def family_winners(names: Sequence[str], beta: FloatArray, families: Mapping[str, str]) -> set[str]:
     """The member of every family with the largest coefficient; a chunk without family is its own."""
     best: dict[str, int] = {}

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from rayrl.schemas import JsonDict
 from rayrl.skills.design import Blocks, contrast_design
 from rayrl.skills.estimators import Fit, FloatArray, fit_cluster
 from rayrl.skills.rule import GateRule, Look, final_verdicts, take_look
+from rayrl.skills.selection import rank_correlation
 from rayrl.skills.simulator import World, draw_luck
 
 
@@ -135,7 +135,7 @@ def score_rule(
             costs.append(o.rollouts)
             errors.append(float(o.se.mean()))
             correlations.append(o.correlation)
-        ranks.append(float(stats.spearmanr(outcomes[0].beta, outcomes[1].beta).statistic))
+        ranks.append(rank_correlation(outcomes[0].beta, outcomes[1].beta))
     fdr = float(np.mean(discoveries))
     half = 1.96 * float(np.std(discoveries, ddof=1) / np.sqrt(len(discoveries)))
     return Score(
