@@ -64,7 +64,8 @@ class PassOptions:
 
 
 def process_chunk(chunk: Chunk, options: PassOptions) -> pa.Table:
-    """Rows of a chunk: :data:`EPISODE_ARROW`, or :data:`LABELLED_ARROW` when labels are asked for."""
+    """Rows of a chunk: the summary columns, all of :data:`EPISODE_ARROW` for ``wide``, :data:`LABELLED_ARROW` for
+    ``labels``."""
     run = chunk.source.run
     goals = options.goals.get(run, {})
     values: list[tuple[Any, ...]] = []
@@ -76,7 +77,9 @@ def process_chunk(chunk: Chunk, options: PassOptions) -> pa.Table:
             continue
         row = episode_values(record, run, offset, options.wide)
         values.append(row + (_labelled(record, run, goals, options) if options.labels else ()))
-    return values_table(values, LABELLED_ARROW if options.labels else EPISODE_ARROW)
+    if options.labels:
+        return values_table(values, LABELLED_ARROW)
+    return values_table(values, EPISODE_ARROW, None if options.wide else SUMMARY_COLUMNS)
 
 
 def _labelled(record: JsonDict, run: str, goals: dict[int, JsonDict], options: PassOptions) -> tuple[Any, Any]:

@@ -12,7 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import orjson
@@ -279,13 +279,15 @@ def episode_rows(records: Iterable[JsonDict], *, run: str = "") -> list[EpisodeR
     return [episode_row(record, run=run, position=index) for index, record in enumerate(records)]
 
 
-def values_table(values: list[tuple[Any, ...]], schema: pa.Schema = EPISODE_ARROW) -> pa.Table:
-    """An Arrow table from row tuples in schema order."""
+def values_table(
+    values: list[tuple[Any, ...]], schema: pa.Schema = EPISODE_ARROW, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """An Arrow table from row tuples in schema order; with ``columns`` only those are made."""
+    wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
     if not values:
-        return schema.empty_table()
-    columns = zip(*values, strict=True)
-    arrays = [pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=schema)
+        return wanted.empty_table()
+    made = dict(zip(schema.names, zip(*values, strict=True), strict=True))
+    return pa.Table.from_arrays([pa.array(made[field.name], type=field.type) for field in wanted], schema=wanted)
 
 
 def to_table(rows: Iterable[EpisodeRow], schema: pa.Schema = EPISODE_ARROW) -> pa.Table:

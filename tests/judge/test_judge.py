@@ -183,6 +183,7 @@ pairs = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, ma
 
 @settings(max_examples=200, deadline=None)
 @given(pairs)
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.UndefinedMetricWarning")
 def test_quadratic_kappa_equals_scikit_learn(items):
     a, b = (np.array(x) for x in zip(*items, strict=True))
     expected = cohen_kappa_score(a, b, labels=range(5), weights="quadratic")
