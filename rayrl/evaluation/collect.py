@@ -29,6 +29,7 @@ class Collector:
         self._tables: list[pa.Table] = []
         self._tally = LabelTally() if labels else None
         self._calls: list[CallCase] = []
+        self._unlabelled = 0
         self._labelled: set[tuple[str, str]] = set()
         self._rows: pq.ParquetWriter | None = None
         self._label_file: Any = None
@@ -68,8 +69,9 @@ class Collector:
         self._tables.append(table.select(SUMMARY_COLUMNS))
 
     def _take_labels(self, table: pa.Table) -> None:
-        columns = ("run", "episode_id", "labels_json", "calls_json")
-        for run, episode, labels, calls in zip(*(table[c].to_pylist() for c in columns), strict=True):
+        columns = ("run", "episode_id", "complete", "labels_json", "calls_json")
+        for run, episode, complete, labels, calls in zip(*(table[c].to_pylist() for c in columns), strict=True):
+            self._unlabelled += complete and labels is None
             if labels is None or (run, episode) in self._labelled:
                 continue  # no result, or a duplicate of one
             self._labelled.add((run, episode))
@@ -90,7 +92,11 @@ class Collector:
         if self._tally is None:
             return None
         rates = self._tally.rates(level=level)
-        return {**rates, "tool_calls": call_accuracy(self._calls, level=level) if self._calls else None}
+        return {
+            **rates,
+            "unlabelled": self._unlabelled,
+            "tool_calls": call_accuracy(self._calls, level=level) if self._calls else None,
+        }
 
 
 def _case(item: list[Any]) -> CallCase:

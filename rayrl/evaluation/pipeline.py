@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,7 @@ from rayrl.evaluation.rows import (
     episode_values,
     is_complete_row,
     step_rows,
+    values_or_none,
     values_table,
 )
 from rayrl.evaluation.sources import (
@@ -72,10 +74,10 @@ def process_chunk(chunk: Chunk, options: PassOptions) -> pa.Table:
     extra: tuple[Any, ...] = (None, None) if options.labels else ()
     # labels look at everything; a row needs a small part of a record
     for offset, record, status in read_records(chunk, orjson.loads if options.labels else loads_for_row):
-        if record is None:
-            values.append(unusable_values(run, offset, status) + extra)
+        row = values_or_none(record, run, offset, options.wide) if record is not None else None
+        if record is None or row is None:
+            values.append(unusable_values(run, offset, status if record is None else "malformed") + extra)
             continue
-        row = episode_values(record, run, offset, options.wide)
         values.append(row + (_labelled(record, run, goals, options) if options.labels else ()))
     if options.labels:
         return values_table(values, LABELLED_ARROW)
@@ -87,12 +89,16 @@ def _labelled(record: JsonDict, run: str, goals: dict[int, JsonDict], options: P
         return None, None
     task = (record.get("job") or {}).get("task_id")
     goal = goals.get(task) if isinstance(task, int) else None
-    labels = orjson.dumps(label_record(record, goal, run=run)).decode()
-    if goal is None and not options.expected:
-        return labels, None
-    view = view_of(record, goal)
-    cases = list(expected_cases(view, task or 0, options.expected)) if options.expected else list(known_calls(view))
-    return labels, orjson.dumps([_case_json(case) for case in cases]).decode() if cases else None
+    try:
+        labels = orjson.dumps(label_record(record, goal, run=run)).decode()
+        if goal is None and not options.expected:
+            return labels, None
+        view = view_of(record, goal)
+        cases = expected_cases(view, task or 0, options.expected) if options.expected else known_calls(view)
+        found = [_case_json(case) for case in cases]
+    except (AttributeError, TypeError, ValueError, KeyError, IndexError, zlib.error):
+        return None, None  # damaged beyond its row; the collector counts it as unlabelled
+    return labels, orjson.dumps(found).decode() if found else None
 
 
 def _case_json(case: CallCase) -> list[Any]:

@@ -30,6 +30,7 @@ COMPONENTS = ("r_strict", "r_loose", "r_success", "r_type", "r_att", "r_option",
 """Reward components with a column of their own; any further ``r_*`` number goes to ``components_json``."""
 
 _COMPONENT_SET = frozenset(COMPONENTS)
+_INT_LIMIT = 2**63
 _S, _I, _F, _B = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 
 EPISODE_ARROW = pa.schema(
@@ -111,6 +112,7 @@ STEP_ARROW = pa.schema(
 )
 
 EPISODE_FIELDS: tuple[str, ...] = tuple(EPISODE_ARROW.names)
+_ID, _TASK, _SAMPLE = (EPISODE_FIELDS.index(name) for name in ("episode_id", "task_id", "sample_id"))
 STEP_FIELDS: tuple[str, ...] = tuple(STEP_ARROW.names)
 
 
@@ -122,9 +124,11 @@ def number(value: Any) -> float | None:
 
 
 def _whole(value: Any) -> int | None:
-    if type(value) is int:  # nearly always
-        return value
-    return int(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    if type(value) is float and not math.isfinite(value):
+        return None
+    if isinstance(value, int | float) and -_INT_LIMIT <= value < _INT_LIMIT:
+        return int(value)
+    return None
 
 
 def _text(value: Any) -> str | None:
@@ -217,13 +221,13 @@ def episode_values(record: JsonDict, run: str = "", position: int = 0, wide: boo
         run,
         position,
         get("schema") or get("schema_version"),
-        get("episode_id"),
-        job.get("split"),
+        _text(get("episode_id")),
+        _text(job.get("split")),
         _whole(job.get("task_id")),
         _whole(job.get("sample_id")),
         _whole(job.get("seed")),
         _whole(get("attempt")) or 1,
-        get("status"),
+        _text(get("status")),
         complete,
         _text(provenance.get("experiment")),
         _text(provenance.get("fingerprint")),
@@ -267,6 +271,18 @@ def episode_values(record: JsonDict, run: str = "", position: int = 0, wide: boo
         _json(final.get("purchase")) if wide else None,
         _json(final.get("reward_detail")) if wide else None,
     )
+
+
+def values_or_none(record: JsonDict, run: str, position: int, wide: bool) -> tuple[Any, ...] | None:
+    """As :func:`episode_values`, but ``None`` for a record so damaged that it names no episode or has no row.
+
+    One such record must not end a pass over a million others; callers count it as malformed.
+    """
+    try:
+        values = episode_values(record, run, position, wide)
+    except (AttributeError, TypeError, ValueError, KeyError):
+        return None
+    return None if values[_ID] is None or values[_TASK] is None or values[_SAMPLE] is None else values
 
 
 def episode_row(record: JsonDict, *, run: str = "", position: int = 0) -> EpisodeRow:

@@ -24,7 +24,7 @@ import pyarrow.fs as pafs
 
 from rayrl.errors import DataError
 from rayrl.evaluation.fastjson import loads_for_row
-from rayrl.evaluation.rows import EPISODE_ARROW, KNOWN_SCHEMAS, episode_values, values_table
+from rayrl.evaluation.rows import EPISODE_ARROW, KNOWN_SCHEMAS, values_or_none, values_table
 from rayrl.schemas import JsonDict
 from rayrl.traces.store import PRIVATE, TRACES
 
@@ -205,10 +205,10 @@ def unusable_values(run: str, offset: int, status: str) -> tuple[Any, ...]:
 def chunk_table(chunk: Chunk, *, wide: bool = False) -> pa.Table:
     """Episode rows of a chunk, unusable lines included (see :data:`UNUSABLE`)."""
     run = chunk.source.run
-    values = [
-        episode_values(record, run, offset, wide) if record is not None else unusable_values(run, offset, status)
-        for offset, record, status in read_records(chunk, loads_for_row)
-    ]
+    values = []
+    for offset, record, status in read_records(chunk, loads_for_row):
+        row = values_or_none(record, run, offset, wide) if record is not None else None
+        values.append(row or unusable_values(run, offset, status if record is None else "malformed"))
     return values_table(values)
 
 

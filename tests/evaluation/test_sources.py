@@ -161,3 +161,53 @@ def test_s3_against_a_local_server(messy_run, monkeypatch):
             assert there["diagnosis"] == here["diagnosis"]
     finally:
         server.stop()
+
+
+DAMAGE = [
+    {"job": "a string"},
+    {"steps": [1, 2]},
+    {"job": {"task_id": None, "sample_id": 0}},
+    {"episode_id": None},
+    {"selected_skills": ["s"]},
+    {"final": {"done": True, "reward": "high", "reward_detail": []}},
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_one_damaged_record_never_ends_a_pass(damage, messy_run, tmp_path):
+    from jobs.evaluate import evaluate
+
+    lines = (messy_run / "traces.jsonl").read_bytes().split(b"\n")[:6]
+    record = {**orjson.loads(lines[2]), "episode_id": "task-999999__sample-000", **damage}
+    path = tmp_path / "traces.jsonl"
+    path.write_bytes(b"\n".join([*lines[:2], orjson.dumps(record), *lines[3:]]) + b"\n")
+    plain = evaluate([str(path)], engine="local")
+    labelled = evaluate([str(path)], engine="local", labels=True)
+    assert plain["runs"] == labelled["runs"]
+    assert plain["unusable_lines"] == labelled["unusable_lines"]
+    assert plain["read"]["records"] + plain["unusable_lines"]["malformed"] == 6
+
+
+def test_numbers_out_of_range_and_odd_types_stay_out(messy_run, tmp_path):
+    record = orjson.loads((messy_run / "traces.jsonl").read_bytes().split(b"\n")[0])
+    record["job"]["seed"] = 2**64 - 1
+    record["status"] = 7
+    path = tmp_path / "traces.jsonl"
+    path.write_bytes(orjson.dumps(record) + b"\n")
+    [row] = read_rows(find_sources([str(path)])).to_pylist()
+    assert row["seed"] is None
+    assert row["status"] == "7"
+    assert row["complete"] is False
+
+
+def test_damaged_pages_are_counted_as_unlabelled(messy_run, tmp_path):
+    from jobs.evaluate import evaluate
+
+    lines = (messy_run / "traces.jsonl").read_bytes().split(b"\n")
+    record = next(r for r in map(orjson.loads, lines[:20]) if isinstance(r.get("interned"), str) and r["final"])
+    record["interned"] = record["interned"][:40]
+    path = tmp_path / "traces.jsonl"
+    path.write_bytes(orjson.dumps(record) + b"\n")
+    found = evaluate([str(path)], engine="local", labels=True)
+    assert found["runs"][tmp_path.name]["coverage"]["completed"] == 1
+    assert (found["diagnosis"]["episodes"], found["diagnosis"]["unlabelled"]) == (0, 1)
