@@ -10,6 +10,7 @@ small.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -68,6 +69,7 @@ def ray_tables(chunks: list[Chunk], options: PassOptions | None, *, address: str
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)  # a plan and a tick per pass interest nobody here
     # goals can be large: they travel once, through the object store, not with every task
     shared = ray.put(options)
 
