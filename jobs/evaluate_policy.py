@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             overrides += ["output=runs/crossfit-smoke"]
     path = find_config(name)
     config = load_config(path, CrossFitConfig, overrides)
-    say = (lambda _: None) if args.json else (lambda text: print(text, file=sys.stderr, flush=True))
+    say = _silent if args.json else _stderr
     if not args.report_only:
         part = _part(args.part)
         run_crossfit(config, base=path.parent, part=part, progress=say)
@@ -82,6 +82,14 @@ def run(args: argparse.Namespace) -> int:
         return 0
     _say(report, output)
     return 0
+
+
+def _silent(_: str) -> None:
+    """Say nothing."""
+
+
+def _stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _part(text: str) -> tuple[int, int]:

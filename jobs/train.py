@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,11 @@ def run_training(
     quiet: bool = False,
     stop_after: int | None = None,
     group: str | None = None,
+    on_report: Callable[[int, Score], None] | None = None,
 ) -> dict[str, Any]:
     """Train (or resume) in ``config.output``; returns the facts that ``result.json`` holds.
+
+    ``on_report(update, score)`` gets the validation score at every evaluation; only with ``fold.validation``.
 
     Raises:
         RunConflictError: the directory belongs to another experiment, or another process is training in it.
@@ -91,11 +95,17 @@ def run_training(
             config_dict=config.model_dump(mode="json"),
         )
         stack.callback(tracker.close)
-        return _train(folder, config, run_, tracker, quiet, stop_after)
+        return _train(folder, config, run_, tracker, quiet, stop_after, on_report)
 
 
 def _train(
-    folder: Path, config: TrainConfig, run_: Run, tracker: Tracker, quiet: bool, stop_after: int | None
+    folder: Path,
+    config: TrainConfig,
+    run_: Run,
+    tracker: Tracker,
+    quiet: bool,
+    stop_after: int | None,
+    on_report: Callable[[int, Score], None] | None,
 ) -> dict[str, Any]:
     learner, identity = run_.learner, run_.identity()
     checkpoints = folder / "checkpoints"
@@ -122,6 +132,11 @@ def _train(
             metrics = {**metrics, **_flat("train", current), "train/oracle": headroom}
             collapse = detect_collapse(current, entropy=metrics["rl/entropy"], kl=metrics["rl/kl"])
             metrics["train/collapsed"] = float(collapse.collapsed)
+            if config.fold.validation:
+                held = evaluate(learner.policy, run_.task.test, config.mdp)
+                metrics.update(_flat("validation", held))
+                if on_report is not None:
+                    on_report(update, held)
             note = f"  COLLAPSE: {'; '.join(collapse.reasons)}" if collapse.collapsed else ""
             _line(
                 quiet,
@@ -170,6 +185,7 @@ def _finish(folder: Path, config: TrainConfig, run_: Run, tracker: Tracker, seco
         "estimator": config.rl.estimator,
         "reference_checksum": learner.reference_checksum,
         "unseen": {"sft": reference.model_dump(), "trained": unseen.model_dump(), "oracle": float(oracle.mean())},
+        "evaluated_on": "validation" if config.fold.validation else "unseen",
         "seconds": round(seconds, 2),
     }
     if config.queue == "ranked":

@@ -107,9 +107,12 @@ def run_crossfit(
 
 
 def chosen_folds(config: CrossFitConfig, manifest: FoldManifest) -> list[Fold]:
-    """All folds, or the first ``max_folds`` of each split."""
+    """All folds, or the first ``max_folds`` of each split.
+
+    The first draw, which has more methods, comes last; splits alternate, so that an unfinished evaluation has both.
+    """
     if not config.max_folds:
-        return list(manifest.folds)
+        return sorted(manifest.folds, key=lambda f: (f.draw == 0, f.draw, f.half, f.fold, f.split))
     return [f for s in config.splits for f in [f for f in manifest.folds if f.split == s][: config.max_folds]]
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from learners.collect import LocalCollector
 from learners.exact import fit_exact
 from learners.learner import Learner, class_weight_per_row
-from learners.training import TrainConfig, make_learner, run_sft, train, train_locally
+from learners.training import TrainConfig, inner_fold, make_learner, run_sft, train, train_locally
 from rayrl.retrieval import baselines as base
 from rayrl.retrieval.folds import Fold
 from rayrl.retrieval.mdp import MdpConfig, Outcome, RetrievalEnv
@@ -57,22 +57,6 @@ class Fitted:
     """``[R]`` P(class A) of the logistic regression."""
     tuned: dict[str, float]
     """Numbers that were tuned, by name."""
-
-
-def inner_fold(material: Material, fold: Fold, *, parts: int = 4, part: int = 0) -> Fold:
-    """Cut a validation part out of the training questions, in the same manner as the outer split."""
-    category = {q.id: q.category for q in material.questions}
-    far = {q.id for q in material.questions if q.domain not in material.domains}
-    rng = np.random.default_rng([7, fold.draw, fold.half, fold.fold])
-    ids = list(fold.train)
-    number = dict(zip(ids, (rng.permutation(len(ids)) % parts).tolist(), strict=True))
-    if fold.split == "unseen":
-        names = sorted({category[i] for i in ids if i not in far})
-        of_category = dict(zip(names, (rng.permutation(len(names)) % parts).tolist(), strict=True))
-        number.update({i: of_category[category[i]] for i in ids if i not in far})
-    held = tuple(i for i in ids if number[i] == part)
-    rest = tuple(i for i in ids if number[i] != part)
-    return fold.model_copy(update={"train": rest, "test": held})
 
 
 def fit_methods(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from learners.collect import CollectConfig, Collector, LocalCollector, ShardPlayer, Weights, check_shards, pad_history
@@ -45,6 +46,9 @@ class FoldConfig(Section):
     inside: Literal["half", "all"] = "half"
     """``half``: half of the categories are in memory, so that near-domain questions without an answer exist.
     ``all``: everything is (service); random memories then teach what "not inside" looks like."""
+    validation: bool = False
+    """Cut a validation quarter out of the training questions and evaluate on that; the fold's unseen questions are not
+    looked at. For every choice of a hyperparameter (sweeps always set it)."""
     seed: int = 0
     """Of the fold manifest."""
 
@@ -123,12 +127,30 @@ def pick_fold(config: FoldConfig, pool: MemoryPool, far: MemoryPool) -> Fold:
     return fold
 
 
+def inner_fold(material: Material, fold: Fold, *, parts: int = 4, part: int = 0) -> Fold:
+    """Cut a validation part out of the training questions, in the same manner as the outer split."""
+    category = {q.id: q.category for q in material.questions}
+    far = {q.id for q in material.questions if q.domain not in material.domains}
+    rng = np.random.default_rng([7, fold.draw, fold.half, fold.fold])
+    ids = list(fold.train)
+    number = dict(zip(ids, (rng.permutation(len(ids)) % parts).tolist(), strict=True))
+    if fold.split == "unseen":
+        names = sorted({category[i] for i in ids if i not in far})
+        of_category = dict(zip(names, (rng.permutation(len(names)) % parts).tolist(), strict=True))
+        number.update({i: of_category[category[i]] for i in ids if i not in far})
+    held = tuple(i for i in ids if number[i] == part)
+    rest = tuple(i for i in ids if number[i] != part)
+    return fold.model_copy(update={"train": rest, "test": held})
+
+
 def build_run(config: TrainConfig, base: Path | None = None) -> Run:
     """Load data, cut the fold, compute features, make policy and learner."""
     check_shards(config.rl, config.collect)
     torch.set_num_threads(config.collect.threads)
     material, pool, far = load_material(config.task, base)
     fold = pick_fold(config.fold, pool, far)
+    if config.fold.validation:
+        fold = inner_fold(material, fold)
     if config.queue == "scripted":
         from rayrl.retrieval.scripted import scripted_task
 
