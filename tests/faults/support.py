@@ -241,23 +241,20 @@ def wait_all_slots_free(base_url: str, timeout_s: float = TTL_S + 20) -> None:
     )
 
 
-class Driver:
-    """``python -m jobs.rollout`` in a process of its own, marked so that everything it starts can be found again."""
+class ProcessTree:
+    """A command in a session of its own, marked so that everything it starts can be found again."""
 
-    def __init__(self, root: Path, raw: JsonDict, *overrides: str, env: dict[str, str] | None = None) -> None:
+    def __init__(self, command: list[str], log: Path, env: dict[str, str] | None = None) -> None:
         self.mark = uuid.uuid4().hex
-        self.run_dir = Path(raw["experiment"]["run_root"]) / raw["experiment"]["name"]
-        config = root / f"config-{self.mark[:8]}.yaml"
-        config.write_text(json.dumps(raw))
-        self.log = root / f"driver-{self.mark[:8]}.log"
+        self.log = log
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_") or k.startswith("RAY_AUTH")}
         inherited |= {"RAYRL_TEST_MARK": self.mark, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-        with self.log.open("wb") as log:
+        with log.open("wb") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "jobs.rollout", str(config), *overrides],
+                command,
                 cwd=ROOT,
                 env={**inherited, **(env or {})},
-                stdout=log,
+                stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
@@ -266,15 +263,6 @@ class Driver:
     def output(self) -> str:
         """What it printed so far."""
         return self.log.read_text(errors="replace")
-
-    def wait_for_traces(self, n: int) -> None:
-        """Until ``n`` more records are on disk than at the first call."""
-
-        def reached() -> bool:
-            assert self.process.poll() is None, f"the driver ended early:\n{self.output[-3000:]}"
-            return trace_lines(self.run_dir) >= n
-
-        wait_until(reached, f"{n} traces of {self.run_dir}")
 
     def wait(self, timeout_s: float = PATIENCE_S) -> int:
         """Exit status."""
@@ -311,6 +299,27 @@ class Driver:
             except ProcessLookupError:
                 continue
         self.process.wait(30)
+
+
+class Driver(ProcessTree):
+    """``python -m jobs.rollout`` in a process of its own."""
+
+    def __init__(self, root: Path, raw: JsonDict, *overrides: str, env: dict[str, str] | None = None) -> None:
+        self.run_dir = Path(raw["experiment"]["run_root"]) / raw["experiment"]["name"]
+        name = uuid.uuid4().hex[:8]
+        config = root / f"config-{name}.yaml"
+        config.write_text(json.dumps(raw))
+        command = [sys.executable, "-m", "jobs.rollout", str(config), *overrides]
+        super().__init__(command, root / f"driver-{name}.log", env)
+
+    def wait_for_traces(self, n: int) -> None:
+        """Until ``n`` records are on disk."""
+
+        def reached() -> bool:
+            assert self.process.poll() is None, f"the driver ended early:\n{self.output[-3000:]}"
+            return trace_lines(self.run_dir) >= n
+
+        wait_until(reached, f"{n} traces of {self.run_dir}")
 
 
 @contextmanager
