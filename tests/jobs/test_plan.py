@@ -52,7 +52,7 @@ def test_people_see_the_same(says, plain_run, no_network):
     _, out, _ = says("plan", path)
     assert "resumes: 4 of 4 complete" in out
     _, out, _ = says("plan", path, "runtime.max_actions=9")
-    assert "REFUSED, holds another experiment" in out
+    assert "REFUSED" in out and "limits.max_actions: 30 -> 9" in out
 
 
 def test_overrides_win_and_mistakes_name_the_key(command, plain_run):
