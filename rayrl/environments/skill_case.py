@@ -44,7 +44,7 @@ def submit_tool(classes: list[str]) -> JsonDict:
                     "evidence_refs": {
                         "type": "array",
                         "items": {"type": "string"},
-                        "description": "The rules it rests on, as path#heading (knowledge/map.md#range); empty if none.",
+                        "description": "Rules it rests on, as path#heading (knowledge/map.md#range); empty if none.",
                     },
                 },
                 "required": ["prediction", "reason", "confidence", "evidence_refs"],

@@ -24,6 +24,17 @@ from rayrl.workbench.evidence import Outcome
 from rayrl.workbench.store import Store, now
 
 LEASE_S = 30.0
+_FINISH_RESULT = """
+UPDATE evaluation_results SET state=?, failure=?, owner=NULL, lease_until=NULL, prediction=?, reason=?, confidence=?,
+    evidence=?, agrees=CASE WHEN gold IS NULL THEN NULL WHEN ? IS NULL THEN NULL ELSE gold=? END, detail=?,
+    session_id=?, model_calls=?, prompt_tokens=?, completion_tokens=?, duration_s=?, updated_at=?
+WHERE experiment_id=? AND ordinal=? AND repeat=? AND token=? AND state='running'
+"""
+_FINISH_RUN = """
+UPDATE evaluation_case_runs SET state=?, failure=?, prediction=?, code=?, message=?, model_calls=?, trace=?,
+    trace_sha256=?, ended_at=?
+WHERE experiment_id=? AND ordinal=? AND repeat=? AND token=?
+"""
 
 
 def owner_name() -> str:
@@ -173,35 +184,25 @@ class Claims:
                 self.store.note(connection, self.experiment_id, "attempts_lost", data)
         return len(rows)
 
-    def finish(
-        self, claim: Claim, outcome: Outcome, *, classes: list[str], trace: str | None, trace_sha256: str | None
-    ) -> bool:
-        """Record the end of an attempt. ``False`` when the token is no longer live: the result is fenced off."""
-        return self.finish_many([(claim, outcome, trace, trace_sha256)], classes=classes) == [True]
+    def finish(self, items: list[tuple[Claim, Outcome, str | None, str | None]]) -> list[bool]:
+        """Record the ends of attempts (with trace and its digest) in one transaction.
 
-    def finish_many(
-        self, items: list[tuple[Claim, Outcome, str | None, str | None]], *, classes: list[str]
-    ) -> list[bool]:
-        """As :meth:`finish`, in one transaction."""
+        ``False`` stands for an attempt whose token is no longer live: its result is fenced off.
+        """
         stamp = now()
         taken: list[bool] = []
         with self.store.write() as connection:
             for claim, outcome, trace, digest in items:
                 key = (self.experiment_id, claim.ordinal, claim.repeat, claim.token)
                 row = connection.exec_driver_sql(
-                    "UPDATE evaluation_results SET state=?, failure=?, owner=NULL, lease_until=NULL, prediction=?,"
-                    " reason=?, confidence=?, evidence=?, agrees=CASE WHEN gold IS NULL THEN NULL WHEN ? IS NULL THEN"
-                    " NULL ELSE gold=? END, detail=?, session_id=?, model_calls=?, prompt_tokens=?, completion_tokens=?,"
-                    " duration_s=?, updated_at=? WHERE experiment_id=? AND ordinal=? AND repeat=? AND token=? AND"
-                    " state='running'",
+                    _FINISH_RESULT,
                     (*_columns(outcome, claim, self.experiment_id), stamp, *key),
                 )
                 live = row.rowcount == 1
                 taken.append(live)
                 error = outcome.detail.get("error") or {}
                 connection.exec_driver_sql(
-                    "UPDATE evaluation_case_runs SET state=?, failure=?, prediction=?, code=?, message=?, model_calls=?,"
-                    " trace=?, trace_sha256=?, ended_at=? WHERE experiment_id=? AND ordinal=? AND repeat=? AND token=?",
+                    _FINISH_RUN,
                     (
                         outcome.state if live else "fenced",
                         outcome.failure,

@@ -17,7 +17,7 @@ from rayrl.workbench import tables
 from rayrl.workbench.cases import Case
 from rayrl.workbench.mapping import MappingProfile, apply_profile
 from rayrl.workbench.readers.rows import Options
-from rayrl.workbench.store import Store, new_id, now, write_atomic
+from rayrl.workbench.store import MissingError, Store, new_id, now, write_atomic
 from rayrl.workbench.uploads import Uploads
 
 _D, _C, _M = tables.datasets, tables.cases, tables.mapping_profiles
@@ -63,7 +63,7 @@ class Datasets:
         with self.store.read() as connection:
             row = connection.execute(query).mappings().first()
         if row is None:
-            raise DataError(f"there is no mapping profile {name!r}" + (f" version {version}" if version else ""))
+            raise MissingError(f"there is no mapping profile {name!r}" + (f" version {version}" if version else ""))
         return MappingProfile.model_validate(row["body"]), dict(row)
 
     def profiles(self) -> list[JsonDict]:
@@ -204,7 +204,7 @@ class Datasets:
         with self.store.read() as connection:
             query = select(_C.c.ordinal).where(_C.c.dataset_id == dataset_id, _C.c.ordinal == ordinal)
             if not found or connection.execute(query).first() is None:
-                raise DataError(f"data set {dataset_id} has no case {ordinal}")
+                raise MissingError(f"data set {dataset_id} has no case {ordinal}")
         return found[0]
 
 
@@ -216,7 +216,7 @@ def get_dataset(connection: Connection, dataset_id: str) -> JsonDict:
     """
     row = connection.execute(select(_D).where(_D.c.id == dataset_id)).mappings().first()
     if row is None:
-        raise DataError(f"there is no data set {dataset_id!r}")
+        raise MissingError(f"there is no data set {dataset_id!r}")
     return dict(row)
 
 

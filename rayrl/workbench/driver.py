@@ -33,7 +33,7 @@ from rayrl.workbench.store import now, write_atomic
 from rayrl.workbench.workbench import Workbench
 from rayrl.worker import FinishedAttempt, WorkerSpec
 
-_E = tables.experiments
+_E, _R = tables.experiments, tables.results
 MAX_CONCURRENCY = 256
 BATCH_PRIORITY = -10
 
@@ -132,6 +132,9 @@ class Driver:
         finally:
             self.claims.give_back()
             with self.store.write() as connection:
+                if get_experiment(connection, self.experiment_id)["state"] == "cancelled":
+                    left = (_R.c.experiment_id == self.experiment_id) & (_R.c.state == "pending")
+                    connection.execute(update(_R).where(left).values(state="cancelled", updated_at=now()))
                 mine = (_E.c.id == self.experiment_id) & (_E.c.driver == self.owner)
                 connection.execute(update(_E).where(mine).values(driver=None, driver_until=None))
         return self.bench.experiments.get(self.experiment_id)
@@ -215,7 +218,7 @@ class Driver:
             items.append((claim, outcome, path, hashlib.sha256(packed).hexdigest()))
         cancelled = [item for item in items if item[1].state == "cancelled"]
         self._buffer = []
-        self.claims.finish_many(items, classes=self.classes)
+        self.claims.finish(items)
         if cancelled and self._state()["state"] != "cancelled":
             self.claims.reopen([item[0] for item in cancelled])
 

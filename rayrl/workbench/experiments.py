@@ -1,4 +1,4 @@
-"""Experiments: data set version x mapping version x Skill snapshot x model version x parameters, and where its cases are.
+"""Experiments: data set version x mapping version x Skill snapshot x model version x parameters, and their cases.
 
 State machine: ``created`` -> ``running`` <-> ``paused`` -> ``completed``; ``cancelled`` from all but completed, and
 ``invalid`` when a harness check failed. A finished experiment runs again only for cases that were chosen for a retry.
@@ -22,7 +22,7 @@ from rayrl.workbench import tables
 from rayrl.workbench.datasets import get_dataset
 from rayrl.workbench.models import ModelProfiles
 from rayrl.workbench.snapshots import get_snapshot
-from rayrl.workbench.store import Store, new_id, now
+from rayrl.workbench.store import MissingError, Store, new_id, now
 
 _E, _R, _C = tables.experiments, tables.results, tables.cases
 STATES = ("created", "running", "paused", "completed", "cancelled", "invalid")
@@ -111,8 +111,8 @@ class Experiments:
             connection.execute(insert(_E).values(row))
             connection.exec_driver_sql(
                 "WITH RECURSIVE r(n) AS (SELECT 0 UNION ALL SELECT n+1 FROM r WHERE n+1<?)"
-                " INSERT INTO evaluation_results (experiment_id, ordinal, repeat, case_id, domain, gold, state, token, attempts)"
-                " SELECT ?, ordinal, r.n, case_id, domain, gold, 'pending', 0, 0 FROM evaluation_cases, r"
+                " INSERT INTO evaluation_results (experiment_id, ordinal, repeat, case_id, domain, gold, state, token,"
+                " attempts) SELECT ?, ordinal, r.n, case_id, domain, gold, 'pending', 0, 0 FROM evaluation_cases, r"
                 " WHERE dataset_id=? ORDER BY ordinal, r.n",
                 (params.repeats, row["id"], dataset_id),
             )
@@ -262,7 +262,7 @@ def get_experiment(connection: Connection, experiment_id: str) -> JsonDict:
     """
     row = connection.execute(select(_E).where(_E.c.id == experiment_id)).mappings().first()
     if row is None:
-        raise DataError(f"there is no experiment {experiment_id!r}")
+        raise MissingError(f"there is no experiment {experiment_id!r}")
     return dict(row)
 
 

@@ -13,11 +13,11 @@ import yaml
 from sqlalchemy import insert, select
 
 from rayrl.config import configs_root, parse_config
-from rayrl.errors import ConfigError, DataError
+from rayrl.errors import ConfigError
 from rayrl.models.config import ModelConfig
 from rayrl.schemas import JsonDict, canonical_json, sha256_hex
 from rayrl.workbench import tables
-from rayrl.workbench.store import Store, now
+from rayrl.workbench.store import MissingError, Store, now
 
 READER = "rayrl.workbench.reader:ScriptedReader"
 _M = tables.model_profiles
@@ -73,7 +73,7 @@ class ModelProfiles:
             row = connection.execute(query).mappings().first()
         if row is None:
             known = ", ".join(sorted({p["name"] for p in self.all()})) or "none"
-            raise DataError(
+            raise MissingError(
                 f"there is no model profile {name!r}" + (f" version {version}" if version else "") + f"; known: {known}"
             )
         return dict(row)

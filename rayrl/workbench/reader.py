@@ -141,12 +141,16 @@ class ScriptedReader:
 
 
 def _case(messages: list[JsonDict]) -> JsonDict:
-    text = str(messages[1].get("content", "")) if len(messages) > 1 else ""
-    try:
-        value, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])
-    except ValueError:
-        return {"query": text, "classes": []}
-    return value if isinstance(value, dict) else {"query": text, "classes": []}
+    for message in reversed(messages):
+        text = str(message.get("content", ""))
+        if message.get("role") == "user" and "{" in text:
+            try:
+                value, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])
+            except ValueError:
+                continue
+            if isinstance(value, dict) and "query" in value:
+                return value
+    return {"query": "", "classes": []}
 
 
 def _said(case: JsonDict) -> str:

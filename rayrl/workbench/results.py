@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from pydantic import Field
@@ -15,6 +15,7 @@ from rayrl.schemas import Frozen, JsonDict
 from rayrl.workbench import tables
 from rayrl.workbench.datasets import case_of
 from rayrl.workbench.experiments import Params, get_experiment
+from rayrl.workbench.store import MissingError
 from rayrl.workbench.workbench import Workbench
 
 _R, _C, _A, _V = tables.results, tables.cases, tables.case_runs, tables.reviews
@@ -37,8 +38,8 @@ class Filter(Frozen):
     """A review verdict, ``any`` or ``none``."""
     search: str | None = Field(None, max_length=500)
     """Text in the query or case id."""
-    repeat: int | None = Field(None, ge=0)
-    sort: str = "ordinal"
+    repeat: int | None = Field(None, ge=0, le=1000)
+    sort: Literal["ordinal", "confidence"] = "ordinal"
     """``ordinal`` or ``confidence`` (lowest first)."""
 
 
@@ -137,7 +138,7 @@ def case_detail(bench: Workbench, experiment_id: str, ordinal: int, repeat: int 
         key = (_R.c.experiment_id == experiment_id) & (_R.c.ordinal == ordinal) & (_R.c.repeat == repeat)
         row = connection.execute(select(_R).where(key)).mappings().first()
         if row is None:
-            raise DataError(f"experiment {experiment_id} has no case {ordinal} (repeat {repeat})")
+            raise MissingError(f"experiment {experiment_id} has no case {ordinal} (repeat {repeat})")
         where = (_C.c.dataset_id == experiment["dataset_id"]) & (_C.c.ordinal == ordinal)
         case = connection.execute(select(_C).where(where)).mappings().one()
         runs = (_A.c.experiment_id == experiment_id) & (_A.c.ordinal == ordinal) & (_A.c.repeat == repeat)
@@ -184,7 +185,7 @@ def trace(bench: Workbench, experiment_id: str, ordinal: int, repeat: int = 0, a
     with bench.store.read() as connection:
         row = connection.execute(select(_A.c.trace, _A.c.trace_sha256).where(where).order_by(_A.c.id.desc())).first()
     if row is None:
-        raise DataError(f"experiment {experiment_id} has no trace of case {ordinal} (repeat {repeat})")
+        raise MissingError(f"experiment {experiment_id} has no trace of case {ordinal} (repeat {repeat})")
     path = bench.store.root / row[0]
     try:
         packed = path.read_bytes()

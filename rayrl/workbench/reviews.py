@@ -11,7 +11,7 @@ from rayrl.schemas import JsonDict
 from rayrl.workbench import tables
 from rayrl.workbench.experiments import get_experiment
 from rayrl.workbench.metrics import gold_under
-from rayrl.workbench.store import now
+from rayrl.workbench.store import MissingError, now
 from rayrl.workbench.workbench import Workbench
 
 VERDICTS = ("gold_right", "model_right", "ambiguous", "capability_missing", "undecided")
@@ -50,7 +50,7 @@ def add_review(
         key = (_R.c.experiment_id == experiment_id) & (_R.c.ordinal == ordinal) & (_R.c.repeat == 0)
         row = connection.execute(select(_R.c.case_id, _R.c.prediction).where(key)).first()
         if row is None:
-            raise DataError(f"experiment {experiment_id} has no case {ordinal}")
+            raise MissingError(f"experiment {experiment_id} has no case {ordinal}")
         if verdict == "model_right" and row.prediction is None:
             raise DataError(f"case {row.case_id} has no verdict of the model that could be right")
         mine = (_V.c.experiment_id == experiment_id) & (_V.c.ordinal == ordinal)

@@ -7,12 +7,11 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select
 
-from rayrl.errors import DataError
 from rayrl.schemas import JsonDict, canonical_json, sha256_hex
 from rayrl.skills.markdown import headings, lines_of, render, resolve
 from rayrl.skills.snapshot import Taken, file_bytes, load, take_folder, take_git, verify, write_snapshot
 from rayrl.workbench import tables
-from rayrl.workbench.store import Store, now
+from rayrl.workbench.store import MissingError, Store, now
 
 _S = tables.snapshots
 FOLDER = "skill_snapshots"
@@ -98,7 +97,7 @@ class Snapshots:
         """
         data = file_bytes(self.load(snapshot_id), path)
         if data is None:
-            raise DataError(f"the snapshot has no file {path!r}")
+            raise MissingError(f"the snapshot has no file {path!r}")
         try:
             text = data.decode("utf-8")
         except UnicodeDecodeError:
@@ -124,7 +123,7 @@ class Snapshots:
         text = data.decode("utf-8", "replace") if data is not None else ""
         found = resolve(path, text, anchor or None) if data is not None else None
         if found is None:
-            raise DataError(f"the reference {ref!r} leads nowhere in this snapshot")
+            raise MissingError(f"the reference {ref!r} leads nowhere in this snapshot")
         part = lines_of(text, found.start, found.end)
         return {
             "ref": ref,
@@ -144,5 +143,5 @@ def get_snapshot(connection: Connection, snapshot_id: str) -> JsonDict:
     """
     row = connection.execute(select(_S).where(_S.c.id == snapshot_id)).mappings().first()
     if row is None:
-        raise DataError(f"there is no Skill snapshot {snapshot_id!r}")
+        raise MissingError(f"there is no Skill snapshot {snapshot_id!r}")
     return dict(row)

@@ -39,6 +39,10 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(8)}"
 
 
+class MissingError(DataError):
+    """What was named is not there."""
+
+
 class Store:
     """Database and files under one folder. Safe to share between threads; each process opens its own."""
 

@@ -14,7 +14,7 @@ from rayrl.workbench import tables
 from rayrl.workbench.mapping import MappingProfile, apply_profile, drift, suggest
 from rayrl.workbench.readers.child import FORMATS, guess_format, read_file
 from rayrl.workbench.readers.rows import Limits, Options, Table
-from rayrl.workbench.store import Store, now
+from rayrl.workbench.store import MissingError, Store, now
 
 
 class Uploads:
@@ -58,7 +58,7 @@ class Uploads:
         with self.store.read() as connection:
             row = connection.execute(select(tables.uploads).where(tables.uploads.c.sha256 == digest)).mappings().first()
         if row is None:
-            raise DataError(f"there is no upload {digest[:12]}...")
+            raise MissingError(f"there is no upload {digest[:12]}...")
         return dict(row)
 
     def read(self, digest: str, options: Options) -> Table:

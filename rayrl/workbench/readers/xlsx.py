@@ -256,32 +256,39 @@ class _Workbook:
         stack: list[Element] = []
         try:
             with self.package.open(part) as stream:
-                left = self.limits.max_unpacked
+                left, tail = self.limits.max_unpacked, b""
                 while chunk := stream.read(1 << 16):
                     left -= len(chunk)
                     if left < 0:
                         raise ReadError(f"{part} unpacks to more than {self.limits.max_unpacked / 1e6:.0f} MB")
-                    if b"<!DOCTYPE" in chunk or b"<!ENTITY" in chunk:
+                    if b"<!DOCTYPE" in tail + chunk or b"<!ENTITY" in tail + chunk:
                         raise ReadError(f"{part} declares a document type; that is refused")
+                    tail = chunk[-16:]
                     parser.feed(chunk)
-                    for event, element in parser.read_events():
-                        tag = _tag(element)
-                        if event == "start":
-                            stack.append(element)
-                            if tag in starts:
-                                yield element
-                            continue
-                        stack.pop()
-                        if tag in wanted and tag not in starts:
-                            yield element
-                        if not any(_tag(up) in wanted - starts for up in stack):
-                            element.clear()
-                            if stack:
-                                stack[-1].remove(element)
+                    yield from _finished(parser, stack, wanted, starts)
+                parser.close()  # a part that ends too early is damaged, not short
+                yield from _finished(parser, stack, wanted, starts)
         except KeyError:
             raise ReadError(f"the workbook lacks its part {part}") from None
         except (ParseError, zipfile.BadZipFile, EOFError, OSError) as error:
             raise ReadError(f"{part} is damaged: {error}") from None
+
+
+def _finished(parser: Any, stack: list[Element], wanted: set[str], starts: frozenset[str]) -> Iterator[Element]:
+    for event, element in parser.read_events():
+        tag = _tag(element)
+        if event == "start":
+            stack.append(element)
+            if tag in starts:
+                yield element
+            continue
+        stack.pop()
+        if tag in wanted and tag not in starts:
+            yield element
+        if not any(_tag(up) in wanted - starts for up in stack):
+            element.clear()
+            if stack:
+                stack[-1].remove(element)
 
 
 def _tag(element: Element) -> str:
