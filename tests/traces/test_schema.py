@@ -15,7 +15,8 @@ from tests.doubles import FakeFactory, FakeModel, job
 from tests.test_runtime import build
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=120)
-LEAF = st.one_of(st.none(), st.booleans(), st.integers(-(2**53), 2**53), st.floats(allow_nan=False, allow_infinity=False), TEXT)
+NUMBER = st.one_of(st.integers(-(2**53), 2**53), st.floats(allow_nan=False, allow_infinity=False))
+LEAF = st.one_of(st.none(), st.booleans(), NUMBER, TEXT)
 STATE = st.dictionaries(TEXT, st.recursive(LEAF, lambda x: st.lists(x, max_size=3), max_leaves=5), max_size=4)
 TOOLSET = st.lists(st.fixed_dictionaries({"type": st.just("function"), "function": STATE}), max_size=3)
 MESSAGE = st.fixed_dictionaries(
