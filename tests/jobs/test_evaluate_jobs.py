@@ -8,7 +8,7 @@ import pytest
 
 from jobs import cli
 from jobs.compare import compare_runs
-from jobs.evaluate import RAY_FROM_BYTES, choose_engine, evaluate
+from jobs.evaluate import choose_engine, evaluate
 from rayrl.errors import DataError, UserError
 from rayrl.evaluation.rows import EPISODE_ARROW
 from rayrl.evaluation.sources import find_sources, read_rows
@@ -32,12 +32,19 @@ def numbers(result):
 
 def test_auto_engine_rule(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    assert choose_engine("auto", RAY_FROM_BYTES - 1) == "local"
-    assert choose_engine("auto", RAY_FROM_BYTES) == "ray"
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
-    assert choose_engine("auto", RAY_FROM_BYTES) == "local"
-    assert choose_engine("auto", RAY_FROM_BYTES, address="ray://x") == "ray"
+    gigabyte = 10**9
+    for cpus, first in ((1, None), (2, 5.3), (8, 1.9)):
+        monkeypatch.setattr("os.cpu_count", lambda cpus=cpus: cpus)
+        assert choose_engine("auto", 0) == "local"
+        if first is None:
+            assert choose_engine("auto", 10**15) == "local"
+        else:
+            assert choose_engine("auto", int(first * gigabyte)) == "ray"
+            assert choose_engine("auto", int(0.9 * first * gigabyte)) == "local"
+    assert choose_engine("auto", gigabyte, address="ray://x") == "ray"
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    assert choose_engine("auto", gigabyte) == "ray"
+    assert choose_engine("auto", gigabyte // 4) == "local"
     assert choose_engine("ray", 1) == "ray"
 
 
