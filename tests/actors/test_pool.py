@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,6 +53,10 @@ class ListBackend:
         self.created = 0
         self.replacements = 10**6
         self.now = 0.0
+        self.obedient = True
+
+    def sleep(self, seconds: float) -> None:
+        self.now += 1.0
 
     def start(self, n: int) -> list[str]:
         return [self._create() for _ in range(n)]
@@ -101,7 +106,8 @@ class ListBackend:
         return DrainReport(done, 0, active, 0, self.target, [], {"leases_open": float(len(active))})
 
     def cancel(self, worker: str, episode_ids: list[str] | None = None) -> None:
-        self.play = lambda _, attempt: cancelled_before_start(attempt, {})
+        if self.obedient:
+            self.play = lambda _, attempt: cancelled_before_start(attempt, {})
 
     def stop(self, grace_s: float = 25.0) -> list[tuple[str, DrainReport | str]]:
         self.stopped.append(grace_s)
@@ -124,7 +130,8 @@ def make(
     events: list[JsonDict] = []
     config = ExecutionConfig(**{"actors": 2, "prefetch": 2, "retry_backoff_s": 0.0, **execution})
     if monkeypatch is not None:  # the clock of the backend is the pool's
-        monkeypatch.setattr(pool_module.time, "monotonic", lambda: backend.now)
+        clock = SimpleNamespace(monotonic=lambda: backend.now, sleep=backend.sleep)
+        monkeypatch.setattr(pool_module, "time", clock)
     return RolloutPool(backend, Spec(), config, on_event=events.append), events  # type: ignore[arg-type]
 
 
@@ -276,7 +283,6 @@ def test_a_paused_run_is_not_stalled_and_can_be_cancelled(monkeypatch: pytest.Mo
     with pool:
         pool.submit([job(i) for i in range(40)])
         pool.pause()
-        monkeypatch.setattr(pool_module.time, "sleep", lambda seconds: setattr(backend, "now", backend.now + 1))
 
         def on_tick() -> None:
             nonlocal ticks
@@ -324,7 +330,7 @@ def test_cancel_records_what_runs_and_drops_what_waits() -> None:
 
 def test_the_watchdog_names_episode_worker_and_request(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = ListBackend(lambda worker, attempt: None)
-    backend.cancel = lambda worker, ids=None: None  # type: ignore[method-assign]
+    backend.obedient = False
     pool, events = make(backend, monkeypatch, watchdog_s=30.0)
     with pool:
         pool.submit([job(5)])
@@ -337,7 +343,7 @@ def test_the_watchdog_names_episode_worker_and_request(monkeypatch: pytest.Monke
 
 def test_who_ignores_a_cancellation_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = ListBackend(lambda worker, attempt: None)
-    backend.cancel = lambda worker, ids=None: None  # type: ignore[method-assign]
+    backend.obedient = False
     pool, _ = make(backend, monkeypatch, watchdog_s=10_000.0)
     with pool:
         pool.submit([job(5)])

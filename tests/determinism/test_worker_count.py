@@ -18,7 +18,7 @@ EXECUTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def play(root: Path, how: str, **sections: JsonDict) -> dict[str, JsonDict]:
+def play(root: Path, how: str, **sections: Any) -> dict[str, JsonDict]:
     raw = raw_config(root, how, episodes=30, repeats=2, execution=EXECUTIONS[how], **sections)
     raw["experiment"]["name"] = "same"
     raw["experiment"]["run_root"] = str(root / how)

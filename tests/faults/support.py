@@ -56,7 +56,7 @@ def raw_config(
     repeats: int = 1,
     latency_ms: float = 0.0,
     products: int = PRODUCTS,
-    **sections: JsonDict,
+    **sections: Any,
 ) -> JsonDict:
     """A config on the embedded shop with the scripted shopper; ``sections`` are merged into it, key by key."""
     manifest = root / f"splits_{products}.json"
@@ -79,7 +79,7 @@ def raw_config(
     return raw
 
 
-def null_config(root: Path, name: str, model: str, **sections: JsonDict) -> JsonDict:
+def null_config(root: Path, name: str, model: str, **sections: Any) -> JsonDict:
     """A config on the environment that does nothing, with a model of :mod:`tests.faults.models`."""
     environment = {"kind": "rayrl.testing.null_environment:NullEnvironmentFactory", "options": {"steps": 3}}
     raw = raw_config(root, name, **sections)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ EPISODES = 60
 GONE_WITHIN_S = 30.0
 
 
-def config(root: Path, name: str, **sections: JsonDict) -> JsonDict:
+def config(root: Path, name: str, **sections: Any) -> JsonDict:
     return raw_config(root, name, episodes=EPISODES, latency_ms=40, **sections)
 
 

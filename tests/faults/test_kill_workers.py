@@ -6,6 +6,7 @@ import os
 import random
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.ray
 EPISODES = 40
 
 
-def config(root: Path, name: str, **sections: JsonDict) -> JsonDict:
+def config(root: Path, name: str, **sections: Any) -> JsonDict:
     return raw_config(root, name, episodes=EPISODES, latency_ms=15, **sections)
 
 
