@@ -113,6 +113,20 @@ class Bench:
             return {**row, "valid": False, "why": " | ".join(done.stderr.strip().splitlines()[-3:])}
         return {**row, "valid": True, **json.loads(done.stdout.strip().splitlines()[-1])}
 
+    def all_rounds(self) -> None:
+        """Both sections, each against one server that all contenders meet."""
+        args = self.args
+        if args.concurrency:
+            with mock_endpoint(args.latency_ms) as mock:
+                work = Work(mock.url, args.steps).save(self.folder / "work.json")
+                for number in range(args.rounds):
+                    self.null_round(number, mock, work)
+        if args.shop_concurrency:
+            shop = ShopServerConfig(generate=args.products, slots=max(args.shop_concurrency) + 8)
+            with shop_processes(shop) as (servers, _):
+                for number in range(args.rounds):
+                    self.shop_round(number, servers[0].base_url)
+
     def null_round(self, number: int, mock: Mock, work: Path) -> None:
         """All contenders once, at every concurrency; the order turns from round to round."""
         names = [*OWN, *([] if self.args.peers_python is None else PEER_SCRIPTS)]
@@ -301,16 +315,10 @@ def main() -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rayrl-bench-") as folder:
         bench = Bench(args, Path(folder))
-        if args.concurrency:
-            with mock_endpoint(args.latency_ms) as mock:
-                work = Work(mock.url, args.steps).save(bench.folder / "work.json")
-                for number in range(args.rounds):
-                    bench.null_round(number, mock, work)
-        if args.shop_concurrency:
-            shop = ShopServerConfig(generate=args.products, slots=max(args.shop_concurrency) + 8)
-            with shop_processes(shop) as (servers, _):
-                for number in range(args.rounds):
-                    bench.shop_round(number, servers[0].base_url)
+        try:
+            bench.all_rounds()
+        except KeyboardInterrupt:
+            print("interrupted; what was measured so far:", file=sys.stderr)
     null = medians([row for row in bench.rows if row["section"] == "null"], base="bare", mine="ray")
     in_shop = medians([row for row in bench.rows if row["section"] == "shop"], base="shop-bare", mine="shop-ray")
     report = {
@@ -320,9 +328,7 @@ def main() -> None:
         "load_average_before": load,
         "load_average_after": [round(x, 2) for x in os.getloadavg()],
         "seconds": round(time.monotonic() - began, 1),
-        "settings": {
-            k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items() if k not in ("peers_python", "out")
-        },
+        "settings": {k: v for k, v in vars(args).items() if k not in ("peers_python", "out")},
         "null": null,
         "shop": in_shop,
         "rows": bench.rows,
