@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "studio": ("jobs.studio", "the workbench as a web application on this machine"),
     "skills": ("jobs.skills", "build, gate, show, diff and review banks of skills"),
     "pipeline": ("jobs.pipeline", "the loop: rollouts, diagnosis, candidates, gate, bank, selector, evaluation"),
+    "calls": ("jobs.calls", "accuracy of tool choice and arguments where the right call is known"),
     "judge": ("jobs.judge", "score frozen traces with a judge model"),
     "report": ("jobs.report", "one self-contained HTML page per run"),
     "runs": ("jobs.runs", "list, show or remove run directories"),
