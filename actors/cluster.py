@@ -7,11 +7,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from actors.reaper import start_reaper
+from actors.reaper import end, ray_children, start_reaper
 from rayrl.errors import ConfigError
 
 LOCAL_OBJECT_STORE_BYTES = 512 * 1024**2
 """Episodes are small and leave the store as soon as they are written; a laptop need not give more."""
+
+LOCAL_START_ATTEMPTS = 2
 
 
 def connect(address: str | None = None, *, num_cpus: int | None = None) -> dict[str, Any]:
@@ -38,13 +40,7 @@ def connect(address: str | None = None, *, num_cpus: int | None = None) -> dict[
             if wanted:
                 ray.init(address=wanted, **common)
             else:
-                start_reaper(Path(ray.__file__).parent)
-                ray.init(
-                    num_cpus=num_cpus,
-                    include_dashboard=False,
-                    object_store_memory=LOCAL_OBJECT_STORE_BYTES,
-                    **common,
-                )
+                _start_local(num_cpus, common)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ConfigError(
                 f"Ray at {wanted or 'this machine'} cannot be reached: {error}. Start one with `ray start --head`, "
@@ -57,6 +53,38 @@ def connect(address: str | None = None, *, num_cpus: int | None = None) -> dict[
         "cpus": float(ray.cluster_resources().get("CPU", 0)),
         "nodes": sum(1 for node in ray.nodes() if node["Alive"]),
     }
+
+
+def _start_local(num_cpus: int | None, common: dict[str, Any]) -> None:
+    """Start Ray here; once more if it did not come up in the 30 s that Ray gives itself.
+
+    Raises:
+        ConfigError: it did not come up the second time either.
+    """
+    import ray
+
+    package = Path(ray.__file__).parent
+    start_reaper(package)
+    before = ray_children(os.getpid(), package)
+    for attempt in range(1, LOCAL_START_ATTEMPTS + 1):
+        try:
+            ray.init(
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                object_store_memory=LOCAL_OBJECT_STORE_BYTES,
+                **common,
+            )
+            return
+        except Exception as error:
+            ray.shutdown()
+            end([child for child in ray_children(os.getpid(), package) if child not in before])
+            if type(error) is not Exception:  # a slow start is the one fault that Ray reports without a type
+                raise
+            if attempt == LOCAL_START_ATTEMPTS:
+                raise ConfigError(
+                    f"Ray did not start on this machine in {attempt} attempts: {error} The machine is probably busy or "
+                    "short of memory: wait, or run without Ray (execution.mode=inprocess)"
+                ) from None
 
 
 def node_address() -> str:

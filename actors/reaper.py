@@ -41,34 +41,42 @@ def start_reaper(package: Path) -> None:
     _running.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True))
 
 
-def main(package: str) -> None:
+def main(package: Path) -> None:
     """Wait for the end of the parent, then kill what is left of its Ray processes."""
     parent = os.getppid()
     family: dict[int, psutil.Process] = {}
     born = time.monotonic()
     while os.getppid() == parent:
-        _adopt(family, parent, package)
+        for child in ray_children(parent, package):
+            family.setdefault(child.pid, child)
         _grow(family)
         readable, _, _ = select.select([0], [], [], POLL_S[time.monotonic() - born > STARTING_S])
         if readable and not os.read(0, 4096):
             break
     _grow(family)
     _, left = psutil.wait_procs(list(family.values()), timeout=GRACE_S)
-    for process in left:
+    end(left)
+
+
+def ray_children(parent: int, package: Path) -> list[psutil.Process]:
+    """Children of a process that run programs out of the Ray package."""
+    found = []
+    try:
+        for child in psutil.Process(parent).children():
+            if any(str(package) in word for word in child.cmdline()):
+                found.append(child)
+    except psutil.Error:
+        return found
+    return found
+
+
+def end(processes: list[psutil.Process]) -> None:
+    """Kill those that are still the processes they were."""
+    for process in processes:
         try:
             process.kill()
         except psutil.Error:
             continue
-
-
-def _adopt(family: dict[int, psutil.Process], parent: int, package: str) -> None:
-    """Add the parent's children that are Ray's."""
-    try:
-        for child in psutil.Process(parent).children():
-            if child.pid not in family and any(package in word for word in child.cmdline()):
-                family[child.pid] = child
-    except psutil.Error:
-        return
 
 
 def _grow(family: dict[int, psutil.Process]) -> None:
@@ -85,4 +93,4 @@ def _grow(family: dict[int, psutil.Process]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(Path(sys.argv[1]))

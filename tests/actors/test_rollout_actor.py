@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 import ray
 
+from actors.cluster import connect
+from actors.ledger import Disposition
+from actors.pool import RolloutPool
 from actors.rollout import RayBackend
 from rayrl.errors import ConfigError, RayrlError
+from rayrl.settings import ExecutionConfig
 from rayrl.worker import Attempt, DrainReport, WorkerSpec
 from tests.faults.fixtures import cluster
 from tests.faults.support import null_config, plan, raw_config, roll_out, wait_until
@@ -81,6 +85,42 @@ def test_a_killed_actor_is_reported_not_raised_and_can_be_replaced(cluster: None
         backend.stop()
 
 
+def test_pause_priorities_and_cancel_reach_the_actors(cluster: None, tmp_path: Path) -> None:
+    raw = null_config(tmp_path, "steered", "Obedient")
+    raw["model"]["options"] = {"delay_s": 0.05}
+    spec, attempts = spec_of(raw)
+    jobs = [attempt.job for attempt in attempts]
+    config = ExecutionConfig(actors=1, prefetch=0)
+    pool = RolloutPool(RayBackend(spec, cpus_per_actor=0.5, worker_timeout_s=60), spec, config)
+    order: list[tuple[str, Disposition]] = []
+    paused_for = at_pause = 0
+
+    def on_tick() -> None:
+        nonlocal paused_for
+        if pool.ledger.paused and pool.ledger.live == 0:
+            paused_for += 1
+            if paused_for == 3:
+                pool.submit(jobs[20:24], priority=1)
+                pool.resume()
+
+    with pool:
+        pool.on_tick = on_tick
+        pool.submit(jobs[:20])
+        for result, disposition in pool.results():
+            order.append((result.episode_id, disposition))
+            if len(order) == 2:
+                pool.pause()
+            elif paused_for and len(order) >= at_pause + 4 and not pool.ledger.paused:
+                pool.cancel()
+            if not paused_for:
+                at_pause = len(order)
+    done = [name for name, disposition in order if disposition is Disposition.ACCEPTED]
+    assert set(done[at_pause : at_pause + 4]) == {job.episode_id for job in jobs[20:24]}
+    counts = pool.ledger.counts
+    assert counts.admitted == counts.completed + counts.cancelled and counts.failed == 0
+    assert len(done) < 24, "the cancellation came in time"
+
+
 def test_actors_that_cannot_be_placed_are_refused_with_the_numbers(cluster: None, tmp_path: Path) -> None:
     spec, _ = spec_of(null_config(tmp_path, "large", "Obedient"))
     have = int(ray.cluster_resources()["CPU"])
@@ -121,3 +161,32 @@ def test_an_environment_that_is_not_there_ends_the_start_with_its_own_error(clus
     with pytest.raises(RayrlError, match="no shop server answers"):
         backend.start(2)
     assert backend.stop() == []
+
+
+def test_a_slow_start_of_ray_is_tried_again_and_then_explained(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes: list[Exception | None] = [Exception("The current node timed out during startup."), None]
+    given: list[dict[str, Any]] = []
+
+    def init(**settings: Any) -> None:
+        given.append(settings)
+        outcome = outcomes.pop(0)
+        if outcome is not None:
+            raise outcome
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert connect()["local"] is True and len(given) == 2
+    outcomes[:] = [Exception("The current node timed out during startup.")] * 2
+    with pytest.raises(ConfigError, match=r"did not start on this machine in 2 attempts.*execution.mode=inprocess"):
+        connect()
+    outcomes[:] = [ValueError("num_cpus must be positive")]
+    with pytest.raises(ConfigError, match="num_cpus must be positive"):
+        connect()
+    assert outcomes == []
+    assert Path(f"/proc/{ray_pid()}").exists(), "the Ray that was there before is left alone"
+
+
+def ray_pid() -> int:
+    return int(ray._private.worker._global_node.all_processes["raylet"][0].process.pid)

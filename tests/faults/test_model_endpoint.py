@@ -79,7 +79,7 @@ def marked(root: Path, name: str, mock: MockEndpoint, behaviours: list[str], n: 
         "kind": "tests.faults.environments:MarkedEnvironmentFactory",
         "options": {"behaviours": behaviours, "steps": STEPS},
     }
-    timeouts = {"connect_s": 5.0, "read_s": 1.5, "attempt_s": 1.5, "total_s": 30.0}
+    timeouts = {"connect_s": 5.0, "read_s": 1.0, "attempt_s": 1.0, "total_s": 30.0}
     raw["model"] = http_model(mock.url, retries=FAST, timeouts=timeouts)
     raw["runtime"] = {"max_actions": ACTIONS}
     raw["execution"] |= {"max_attempts": ATTEMPTS, "max_consecutive_failures": 1000, "concurrency": 16, **execution}
