@@ -1,8 +1,8 @@
 """``python -m jobs.real_gates --out DIR``: what the simulated gate study says, confirmed by gates on real rollouts.
 
-A bank whose chunks are known by construction (they teach a competence of the scripted shopper, the same one twice, none,
-or unteach one) goes through N gates that share nothing but the shopper and the tasks: other seeds, other masks. A larger
-gate beforehand measures each chunk's effect, so that recall is counted against effects, not against intentions.
+A bank whose chunks are known by construction (they teach a competence of the scripted shopper, the same one twice,
+none, or unteach one) goes through N gates that share nothing but the shopper and the tasks: other seeds, other masks.
+A larger gate beforehand measures each chunk's effect, so that recall is counted against effects, not intentions.
 """
 
 from __future__ import annotations

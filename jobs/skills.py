@@ -1,4 +1,4 @@
-"""``rayrl skills build|gate|study|show|diff|review|convert|check``: everything about a bank of skills."""
+"""``rayrl skills build|gate|study|triage|show|diff|review|convert|check``: everything about a bank of skills."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from jobs import build_skills, gate_study, validate_skills
+from jobs import build_skills, curriculum, gate_study, validate_skills
 from jobs.output import console, facts_table, print_json
 from rayrl.errors import UserError
 from rayrl.skills.bank import SkillBank, diff_banks, load_snapshot, review_skill, save_bank, to_public
@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     build_skills.add_arguments(commands.add_parser("build", help="traces to a bank of candidates"))
     validate_skills.add_arguments(commands.add_parser("gate", help="does each skill help this checkpoint?"))
     gate_study.add_arguments(commands.add_parser("study", help="how good is the gate itself?"))
+    curriculum.add_arguments(commands.add_parser("triage", help="retry all-wrong groups with every skill, and sort"))
     show = commands.add_parser("show", help="what a bank holds, and why")
     show.add_argument("bank", type=Path)
     show.add_argument("--skill", metavar="ID", help="one skill with text and evidence")
@@ -55,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
         return validate_skills.run(args)
     if command == "study":
         return gate_study.run(args)
+    if command == "triage":
+        return curriculum.run(args)
     return {"show": _show, "diff": _diff, "review": _review, "convert": _convert, "check": _check}[command](args)
 
 

@@ -210,7 +210,7 @@ def test_what_cannot_work_is_refused_before_anything_is_played(shop: Path, tmp_p
         plan(split="test")
     with pytest.raises(ConfigError, match="same tasks"):
         plan(confirm_split="gate")
-    with pytest.raises(DataError, match="cannot tell|says nothing"):
+    with pytest.raises(DataError, match=r"cannot tell|says nothing"):
         plan(tasks=3)
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -279,7 +279,25 @@ def test_the_command_line_plans_shows_reviews_and_compares(shop: Path, finished:
     assert run("check", str(bank))["problems"] == {}
     leaky = tmp_path / "leaky.txt"
     leaky.write_text("Open B07XQ3F2K9.")
-    assert main(["skills", "review", str(bank), "plants", "edited", "--by", "x", "--text", str(leaky), "--out", str(tmp_path / "o.json"), "--json"]) == 2
+    assert (
+        main(
+            [
+                "skills",
+                "review",
+                str(bank),
+                "plants",
+                "edited",
+                "--by",
+                "x",
+                "--text",
+                str(leaky),
+                "--out",
+                str(tmp_path / "o.json"),
+                "--json",
+            ]
+        )
+        == 2
+    )
     assert callable(skills_arguments)
 
 

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs.pipeline import STAGES, Pipeline, load_pipeline
+from rayrl.errors import ConfigError, RunConflictError, UserError
+from rayrl.skills.bank import load_snapshot
+from tests.jobs.skills_support import ENV, write_pipeline, write_shop
+
+KILLER = """
+import os, signal, sys
+import jobs.skill_runs
+from rayrl.skills.stages import Stages
+target, when, config = sys.argv[1:4]
+real = Stages.run
+def run(self, name, inputs, files, work):
+    if name != target or self.folder.name != "pipeline":
+        return real(self, name, inputs, files, work)
+    def dies():
+        if when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        facts = work()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(self, name, inputs, files, dies)
+Stages.run = run
+if when == "inside":
+    plays = jobs.skill_runs.SkillRuns.run
+    def play(self, experiment):
+        if target in experiment.name:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return plays(self, experiment)
+    jobs.skill_runs.SkillRuns.run = play
+from jobs.pipeline import load_pipeline, Pipeline
+c, r, b = load_pipeline(config, [])
+Pipeline(c, r, b).run()
+"""
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pipeline")
+    write_shop(folder)
+    return folder
+
+
+def pipeline_of(folder: Path, **changes) -> Pipeline:
+    config, run, base = load_pipeline(str(write_pipeline(folder, **changes)), [])
+    return Pipeline(config, run, base)
+
+
+@pytest.fixture(scope="module")
+def finished(shop: Path) -> Pipeline:
+    pipeline = pipeline_of(shop)
+    pipeline.run()
+    return pipeline
+
+
+def test_the_loop_closes_and_says_what_it_found(finished: Pipeline):
+    out = finished.out
+    assert finished.stages.ran == list(STAGES)
+    report = json.loads((out / "report.json").read_text())
+    assert report["bank_sha256"] == load_snapshot(out / "skillbank.snapshot.json").sha256
+    arms = report["evaluation"]["arms"]
+    assert set(arms) == {"none", "all", "selected", "top_k", "threshold", "learned"}
+    assert arms["none"]["injected_tokens"] == 0 < arms["all"]["injected_tokens"]
+    assert arms["all"]["injected_skills"] == len(load_snapshot(out / "build/skillbank.snapshot.json").active())
+    assert {"selected - none", "learned - all"} <= set(report["evaluation"]["pairs"])
+    text = (out / "report.md").read_text()
+    assert "unseen tasks" in text and "| learned |" in text
+    labels = (out / "diagnosis" / "episode_labels.jsonl").read_text().splitlines()
+    assert len(labels) == 20
+
+
+def test_again_runs_nothing_and_a_changed_stage_runs_again_with_all_behind_it(shop: Path, finished: Pipeline):
+    again = pipeline_of(shop)
+    again.run()
+    assert again.stages.ran == []
+    changed = pipeline_of(shop, top_k=2)
+    changed.run()
+    assert changed.stages.ran == ["evaluation", "report"]
+    tampered = finished.out / "skillbank.snapshot.json"
+    kept = tampered.read_bytes()
+    tampered.write_bytes(kept + b" ")
+    mended = pipeline_of(shop, top_k=2)
+    mended.run()
+    assert mended.stages.ran == ["bank", "selector", "evaluation", "report"] and tampered.read_bytes() == kept
+
+
+def test_a_second_process_is_refused(shop: Path, finished: Pipeline):
+    from filelock import FileLock
+
+    with FileLock(str(finished.out / ".lock")), pytest.raises(RunConflictError, match="in use"):
+        pipeline_of(shop).run()
+
+
+def test_stages_need_tasks_of_their_own(shop: Path):
+    with pytest.raises(ConfigError, match="splits of their own"):
+        pipeline_of(shop, unseen_split="gate")
+    with pytest.raises(ConfigError, match="analyst_config"):
+        pipeline_of(shop, analyst="llm")
+
+
+def test_an_incomplete_stage_stops_what_follows(shop: Path, tmp_path: Path, monkeypatch):
+    import jobs.pipeline as module
+
+    pipeline = pipeline_of(shop, output=str(tmp_path / "p"))
+    monkeypatch.setattr(module.Gate, "run", lambda self: (_ for _ in ()).throw(UserError("no")))
+    with pytest.raises(UserError):
+        pipeline.run()
+    assert pipeline.stages.ran == ["rollouts", "diagnosis", "candidates"]
+    assert not (tmp_path / "p" / "skillbank.snapshot.json").exists()
+
+
+def kill(stage: str, when: str, config: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLER, stage, when, str(config)], env=ENV, capture_output=True, timeout=240
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
+
+
+def test_killed_in_the_gate_it_resumes_to_the_same_bank(shop: Path, finished: Pipeline, tmp_path: Path):
+    config = write_pipeline(shop, output=str(tmp_path / "pipeline"))
+    kill("gate-s0-complement", "inside", config)
+    resumed = pipeline_of(shop, output=str(tmp_path / "pipeline"))
+    resumed.run(until="bank")
+    assert resumed.stages.ran == ["gate", "bank"]
+    assert (
+        load_snapshot(tmp_path / "pipeline" / "skillbank.snapshot.json").sha256
+        == load_snapshot(finished.out / "skillbank.snapshot.json").sha256
+    )
+
+
+@pytest.mark.slow
+def test_killed_in_every_stage_it_resumes_to_the_same_bank(shop: Path, finished: Pipeline, tmp_path: Path):
+    config = write_pipeline(shop, output=str(tmp_path / "pipeline"))
+    for stage in STAGES:
+        kill(stage, "before", config)
+        kill(stage, "after", config)
+    kill("p-unseen-all", "inside", write_pipeline(shop, output=str(tmp_path / "pipeline"), unseen_repeats=2))
+    resumed = pipeline_of(shop, output=str(tmp_path / "pipeline"))
+    resumed.run()
+    mine = json.loads((tmp_path / "pipeline" / "report.json").read_text())
+    theirs = json.loads((finished.out / "report.json").read_text())
+    assert mine["bank_sha256"] == theirs["bank_sha256"]
+    assert mine["stages"]["selector"]["policy_checksum"] == theirs["stages"]["selector"]["policy_checksum"]
+    assert mine["evaluation"]["arms"]["learned"] == theirs["evaluation"]["arms"]["learned"]
