@@ -50,11 +50,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", help="section.key=value")
     parser.add_argument("--full", action="store_true", help="all folds; without it one fold per split")
     parser.add_argument("--part", default="0/1", metavar="I/N", help="fit every N-th fold from the I-th on, no report")
+    parser.add_argument("--answers", metavar="YAML", help="instead: answer and judge with the model of this config")
+    parser.add_argument("--gate", type=Path, help="with --answers: the trained gate folder")
     parser.add_argument("--report-only", action="store_true", help="rebuild tables and page from finished folds")
 
 
 def run(args: argparse.Namespace) -> int:
     """``rayrl evaluate-policy``."""
+    if args.answers:
+        from jobs.gate import find_gate
+        from jobs.gate_answers import evaluate_answers
+
+        gate = args.gate or find_gate()
+        return evaluate_answers(args.answers, gate, gate.parent / "answers", as_json=args.json)
     overrides = list(args.overrides)
     name = args.config
     if "=" in name:

@@ -12,6 +12,8 @@ long episode weighs as much per step as a short one. The reference's checksum is
 from __future__ import annotations
 
 import copy
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,6 +45,10 @@ class SftConfig(Section):
     """Decoupled (AdamW)."""
     batch: int = 256
     """States per step."""
+    stray_passes: int = 0
+    """Further passes in which the expert strays: it retrieves half of the time although it would not, and the states it
+    gets into are labelled with what it would do there. Without them a clone has never seen a distractor on a class B
+    question, and cannot know that it can be dropped (3 actions)."""
 
 
 class RlConfig(Section):
@@ -125,21 +131,35 @@ class Learner:
 
     # --- supervised fine-tuning -------------------------------------------------------------------------------------
 
-    def fit_sft(self, epochs: int | None = None, orders: Tensor | None = None) -> dict[str, float]:
+    def fit_sft(self, epochs: int | None = None, orders: Sequence[Tensor | None] = (None,)) -> dict[str, float]:
         """Clone the expert on every row of the world; classes weigh as ``class_weights`` says.
 
         Args:
             epochs: overrides the config.
-            orders: ``[R, K]`` candidate orders (scripted queues); None as ranked.
+            orders: candidate orders ``[R, K]`` to show the expert on (scripted queues); None as ranked.
 
         Returns:
             Loss and accuracy of the last epoch.
         """
-        expert = rollout(None, RetrievalEnv(self.world, self.mdp), torch.arange(self.world.rows), order=orders)
-        live = expert.mask.reshape(-1)
-        dynamic = expert.dynamic.reshape(-1, expert.dynamic.shape[2])[live]
-        target = expert.actions.reshape(-1)[live]
-        rows = expert.rows.repeat(expert.mask.shape[0], 1).reshape(-1)[live]
+        all_rows = torch.arange(self.world.rows)
+        dynamic, target, rows = [], [], []
+        for order, stray_pass in itertools.product(orders, range(self.sft.stray_passes + 1)):
+            shown = rollout(
+                None,
+                RetrievalEnv(self.world, self.mdp),
+                all_rows,
+                order=order,
+                with_expert=True,
+                seed=step_seed(self.seed, stray_pass),
+                stray=0.5 if stray_pass else 0.0,
+            )
+            live = shown.mask.reshape(-1)
+            dynamic.append(shown.dynamic.reshape(-1, shown.dynamic.shape[2])[live])
+            target.append(shown.expert.reshape(-1)[live])
+            rows.append(shown.rows.repeat(shown.mask.shape[0], 1).reshape(-1)[live])
+        return self._clone(torch.cat(rows), torch.cat(dynamic), torch.cat(target), epochs)
+
+    def _clone(self, rows: Tensor, dynamic: Tensor, target: Tensor, epochs: int | None) -> dict[str, float]:
         if self.state.sft_epochs == 0:
             self.policy.standardise_with(self.world.static, dynamic)
         weight = class_weight_per_row(self.world, self.rl.class_weights)[rows]

@@ -26,8 +26,11 @@ from rayrl.retrieval.rollout import random_orders, rollout
 from rayrl.retrieval.score import Score, score
 from rayrl.retrieval.task import Material, Task, TaskConfig, build_task, load_material
 from rayrl.retrieval.world import World
-from rayrl.schemas import canonical_json, sha256_hex
+from rayrl.schemas import canonical_json, sha256_hex, step_seed
 from rayrl.tracking import TrackingConfig
+
+SCRIPTED_ORDERS = 6
+"""Random candidate orders per question that the expert is shown on (scripted queues)."""
 
 
 class FoldConfig(Section):
@@ -177,9 +180,11 @@ def make_learner(config: TrainConfig, world: World) -> tuple[Learner, ShardPlaye
 
 def run_sft(learner: Learner, config: TrainConfig) -> dict[str, float]:
     """Clone the expert (scripted queues: on freshly ordered candidates) and freeze the reference."""
-    orders = None
+    world = learner.world
+    orders: list[torch.Tensor | None] = [None]
     if config.queue == "scripted":
-        orders = random_orders(learner.world.rows, learner.world.k, learner.world.right, config.seed)
+        seeds = [step_seed(config.seed, i) for i in range(SCRIPTED_ORDERS)]
+        orders = [random_orders(world.rows, world.k, world.right, seed) for seed in seeds]
     metrics = learner.fit_sft(orders=orders)
     learner.freeze_reference()
     return metrics

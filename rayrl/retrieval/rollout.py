@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from rayrl.retrieval.guard import RETRIEVE
 from rayrl.retrieval.mdp import Outcome, RetrievalEnv
 
 
@@ -73,6 +74,7 @@ def rollout(
     seed: int | None = None,
     version: int = 0,
     with_expert: bool = False,
+    stray: float = 0.0,
 ) -> Batch:
     """Play ``group_size`` episodes on each of ``rows [n]``; B = n * group_size.
 
@@ -85,6 +87,8 @@ def rollout(
         seed: of the action sampling; None takes the most probable action.
         version: recorded as ``policy_version``.
         with_expert: also record what the expert would do (needed by supervision and turn credit).
+        stray: with this probability the expert retrieves although it would not (drawn from ``seed``), so that states
+            off its path are visited and labelled.
     """
     world = env.world
     b = rows.shape[0] * group_size
@@ -100,6 +104,9 @@ def rollout(
             expert = env.expert_action() if with_expert or policy is None else torch.zeros(b, dtype=torch.int64)
             if policy is None or projected is None:
                 action, log_prob = expert, torch.zeros(b)
+                if stray and generator is not None:
+                    lost = (torch.rand(b, generator=generator) < stray) & (env.position < world.k)
+                    action = torch.where(lost, RETRIEVE, expert)
             else:
                 log_probs = torch.log_softmax(policy.act_logits(projected, dynamic), -1)
                 action = choose(log_probs, generator)
