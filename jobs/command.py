@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from jobs.output import print_json
@@ -42,6 +43,8 @@ def command_main(
     description: str | None = None,
 ) -> int:
     """Parse, run, and turn every failure into a message and an exit code."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # a dotted path in a config may name a package of the working directory
     words = sys.argv[1:] if argv is None else argv
     as_json = "--json" in words  # known before parsing, which may fail
     try:

@@ -16,7 +16,7 @@ from rayrl.traces.store import RunReader
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``rayrl plan``."""
     parser.add_argument("config", help="config file, or the name of a shipped one")
-    parser.add_argument("overrides", nargs="*", help="section.key=value")
+    parser.add_argument("overrides", nargs="*", default=[], help="section.key=value")
     parser.add_argument("--resolved", action="store_true", help="also show the whole resolved config")
 
 

@@ -16,7 +16,7 @@ class RunProgress:
     """Shows done, failed, mean reward, tokens/s and what is in flight."""
 
     def __init__(self, title: str, total: int, done: int = 0, *, quiet: bool = False) -> None:
-        self._console = Console(stderr=True)
+        self._console = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
         self._title = title
         self._total = total
         self._done = done

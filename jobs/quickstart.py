@@ -199,7 +199,7 @@ def _run_facts(result: RunResult) -> JsonDict:
 
 def _say_run(context: Context, title: str, result: RunResult) -> None:
     rate = result.stats.get("episodes_per_s")
-    speed = f", {rate:.0f} episodes/s" if rate and result.ran_now else ""
+    speed = f", {rate:.1f} episodes/s once started" if rate and result.ran_now else ""
     context.out.print(
         f"{title}: {result.complete} of {result.episodes} episodes complete, {result.ran_now} of them now"
         f" ({result.seconds:.1f} s{speed})",
@@ -209,25 +209,37 @@ def _say_run(context: Context, title: str, result: RunResult) -> None:
 
 def _say_end(context: Context, seconds: dict[str, float], total: float) -> None:
     out = context.out
+
+    def say(text: str) -> None:
+        out.print(text, markup=False, soft_wrap=True)  # a command that wraps could not be pasted
+
     out.rule("[bold]where things are", align="left")
     for name, place in {**{n: r.run_dir for n, r in context.runs.items()}, **context.places}.items():
-        out.print(f"  {name:<12} {_shown(place)}", markup=False)
-    out.print("  each run holds manifest.json, traces.jsonl, summary.json, metrics.jsonl, events.jsonl")
+        say(f"  {name:<12} {_shown(place)}")
+    say("  a run holds manifest.json, traces.jsonl, summary.json, metrics.jsonl, events.jsonl")
     out.rule("[bold]what next", align="left")
+    for command, why in [*_first_steps(context), *context.next_steps]:
+        say(f"  {command}     # {why}")
+    times = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
+    say(f"\ndone in {total:.1f} s ({times})")
+
+
+def _first_steps(context: Context) -> list[tuple[str, str]]:
+    steps = []
     first = next(iter(context.runs.values()), None)
     if first is not None:
         run_dir = _shown(first.run_dir)
-        episode = _failed_episode(first.run_dir) or "EPISODE"
-        out.print(f"  ./run rayrl summarize {run_dir}", markup=False)
-        out.print(
-            f"  ./run rayrl replay {run_dir} {episode}     # an episode that went wrong, step by step", markup=False
-        )
-    out.print("  ./run rayrl plan configs/quickstart.yaml          # what a config would run; no network")
-    out.print("  ./run rayrl smoke configs/openai_endpoint.yaml model.base_url=http://127.0.0.1:8000/v1 model.name=...")
-    for command, why in context.next_steps:
-        out.print(f"  {command}     # {why}", markup=False)
-    times = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
-    out.print(f"\ndone in {total:.1f} s ({times})", markup=False)
+        steps.append((f"./run rayrl summarize {run_dir}", "the figures again"))
+        episode = _failed_episode(first.run_dir)
+        if episode is not None:
+            steps.append((f"./run rayrl traces show {run_dir} {episode}", "an episode that went wrong, step by step"))
+            steps.append((f"./run rayrl replay {run_dir} {episode}", "play it again and compare"))
+    endpoint = "model.base_url=http://127.0.0.1:8000/v1 model.name=NAME model.api_key_env=null"
+    return [
+        *steps,
+        ("./run rayrl plan configs/quickstart.yaml", "what a config would run; no network"),
+        (f"./run rayrl smoke openai_endpoint {endpoint}", "your own endpoint, three tasks"),
+    ]
 
 
 def _failed_episode(run_dir: Path) -> str | None:

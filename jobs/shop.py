@@ -25,6 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     serve.add_argument("--admin-token-env", metavar="NAME", help="environment variable that holds the admin token")
 
 
+def _option(location: tuple[int | str, ...]) -> str:
+    """The command's option behind a config key."""
+    name = str(location[0]) if location else "generate"
+    return name.removesuffix("_s").replace("_", "-")
+
+
 def run(args: argparse.Namespace) -> int:
     """``rayrl shop serve``."""
     from pydantic import ValidationError
@@ -46,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
             admin_token_env=args.admin_token_env,
         )
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, e['loc'])) or 'source'}: {e['msg']}" for e in error.errors(include_url=False)]
+        problems = [f"--{_option(e['loc'])}: {e['msg']}" for e in error.errors(include_url=False)]
         raise ConfigError("; ".join(problems)) from None
     serve(config)
     return 0

@@ -8,7 +8,14 @@ from pathlib import Path
 from jobs.output import console, facts_table, print_json
 from rayrl.errors import DataError, RunConflictError
 from rayrl.schemas import JsonDict
-from rayrl.splits import build_splits, check_splits, facts_from_products, import_splits
+from rayrl.splits import (
+    TaskFacts,
+    build_splits,
+    check_splits,
+    facts_from_file,
+    facts_from_products,
+    import_splits,
+)
 from rayrl.tasks import SplitManifest, load_split_manifest
 from rayrl.traces.manifest import write_json_atomic
 
@@ -37,19 +44,29 @@ def _source(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     source = parser.add_mutually_exclusive_group(required=required)
     source.add_argument("--products", type=Path, help="catalogue in the public product format")
     source.add_argument("--generate", type=int, metavar="N", help="the generated catalogue of N products")
+    source.add_argument(
+        "--tasks",
+        type=Path,
+        help="tasks of your own environment: JSONL with task_id, and optionally "
+        "product, instruction, persona, user (what is shared keeps tasks on one side)",
+    )
+    source.add_argument("--count", type=int, metavar="N", help="unrelated tasks 0 to N-1 of your own environment")
     parser.add_argument("--seed", type=int, default=0, help="seed of the generated catalogue (default 0)")
 
 
 def run(args: argparse.Namespace) -> int:
     """``rayrl splits``."""
     if args.command == "build":
-        products = _products(args)
-        return _write(build_manifest(products, args), args.out, args.json)
+        manifest = _own_tasks(args) if args.tasks or args.count else build_manifest(_products(args), args)
+        return _write(manifest, args.out, args.json)
     if args.command == "import":
         return _write(import_splits(args.file), args.out, args.json)
     manifest = load_split_manifest(args.manifest)
     problems: list[str] = []
-    if args.products or args.generate:
+    if args.tasks or args.count:
+        facts_list = facts_from_file(args.tasks) if args.tasks else [TaskFacts(task_id=i) for i in range(args.count)]
+        problems = check_splits(manifest, facts_list)
+    elif args.products or args.generate:
         products = _products(args)
         problems = check_splits(manifest, facts_from_products(products))
         from rayrl.shop.catalogue import catalogue_hash
@@ -84,6 +101,16 @@ def build_manifest(products: list[JsonDict], args: argparse.Namespace) -> SplitM
         source["file"] = args.products.name
     persona = {"only": True, "without": False, "any": None}[args.persona]
     return build_splits(facts, val=args.val, test=args.test, seed=args.split_seed, source=source, persona=persona)
+
+
+def _own_tasks(args: argparse.Namespace) -> SplitManifest:
+    """A manifest for the tasks of a user's own environment."""
+    if args.count:
+        facts = [TaskFacts(task_id=task_id) for task_id in range(args.count)]
+        source: JsonDict = {"kind": "count", "count": args.count}
+    else:
+        facts, source = facts_from_file(args.tasks), {"kind": "tasks", "file": args.tasks.name}
+    return build_splits(facts, val=args.val, test=args.test, seed=args.split_seed, source=source)
 
 
 def _products(args: argparse.Namespace) -> list[JsonDict]:

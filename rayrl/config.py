@@ -81,6 +81,10 @@ def _plain(value: Any) -> Any:
     return value
 
 
+NO_CONFIGS = ("prompts", "skills")
+"""Folders under the shipped configs whose YAML files are parts of configs."""
+
+
 def configs_root() -> Path:
     """Folder of the shipped configs: the checkout's ``configs/``, or the copy inside an installed package."""
     package = Path(__file__).resolve().parent
@@ -106,7 +110,11 @@ def find_config(name: str | Path) -> Path:
     for candidate in (root / relative, root / f"{relative}.yaml"):
         if candidate.is_file():
             return candidate
-    known = sorted(str(p.relative_to(root).with_suffix("")) for p in root.rglob("*.yaml") if p.parent.name != "prompts")
+    known = sorted(
+        str(p.relative_to(root).with_suffix(""))
+        for p in root.rglob("*.yaml")
+        if p.parent.name not in ("prompts", "skills")
+    )
     hint = did_you_mean(str(relative.with_suffix("")), known)
     raise ConfigError(f"config {str(name)!r} does not exist{hint}; shipped configs: {', '.join(known)}")
 
@@ -128,7 +136,7 @@ def resolve_resource(name: str, base: Path | None) -> Path:
     for place in places:
         if place.exists():
             return place.resolve()
-    looked = ", ".join(str(p) for p in places)
+    looked = ", ".join(dict.fromkeys(str(p) for p in places))
     raise ConfigError(f"file {name!r} named in the config does not exist; looked at: {looked}")
 
 

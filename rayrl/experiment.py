@@ -135,7 +135,13 @@ def prepare(config: RunConfig, base: Path) -> Experiment:
     jobs = make_jobs(
         task_ids, split=config.tasks.split, repeats=config.tasks.repeats, experiment_seed=config.experiment.seed
     )
-    prompts = PromptBuilder(load_prompt(resolve_resource(config.prompt.file, base)), config.prompt)
+    template = load_prompt(resolve_resource(config.prompt.file, base))
+    if identity.get("persona") is True and "{persona}" not in template.user and template.persona:
+        raise ConfigError(
+            f"prompt.file {config.prompt.file}: user: lacks the placeholder {{persona}}, but environment.persona is "
+            'true, so the model would never see it; add it, or set persona: "" in the prompt to leave it out on purpose'
+        )
+    prompts = PromptBuilder(template, config.prompt)
     skills = build_skills(config.skills, base)
     semantic: JsonDict = {
         "trace_schema": EPISODE_SCHEMA,

@@ -63,6 +63,36 @@ def facts_from_products(products: Iterable[dict[str, Any]]) -> list[TaskFacts]:
     return facts
 
 
+def facts_from_file(path: Path) -> list[TaskFacts]:
+    """One record per line of a JSONL file: ``task_id`` and, where known, product, instruction, persona, user.
+
+    Raises:
+        DataError: names the file and the line.
+    """
+    known = ("product", "instruction", "persona", "user")
+    facts = []
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            values = {key: _text_of(row[key]) for key in known if row.get(key) is not None}
+            facts.append(TaskFacts(task_id=int(row["task_id"]), **values))
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path}:{number}: expected an object with a whole task_id ({error})") from None
+    if not facts:
+        raise DataError(f"{path}: holds no task")
+    return facts
+
+
+def _text_of(value: Any) -> str:
+    return value if isinstance(value, str) else canonical_json(value).decode()
+
+
 def components(facts: list[TaskFacts]) -> list[list[int]]:
     """Connected components of related tasks; each sorted, all sorted by their smallest id."""
     parent = {fact.task_id: fact.task_id for fact in facts}
