@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-POLL_S = (0.2, 2.0)
+POLL_S = (0.5, 2.0)
 """Between two looks at the family: while Ray starts, and later."""
 STARTING_S = 30.0
 GRACE_S = 3.0
@@ -80,16 +80,21 @@ def end(processes: list[psutil.Process]) -> None:
 
 
 def _grow(family: dict[int, psutil.Process]) -> None:
-    """Add new descendants, drop the dead."""
-    for pid, process in list(family.items()):
-        try:
-            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
-                del family[pid]
-                continue
-            for child in process.children(recursive=True):
-                family.setdefault(child.pid, child)
-        except psutil.Error:
-            family.pop(pid, None)
+    """Add new descendants, drop the dead; one pass over the machine's processes, whatever the family's size."""
+    children: dict[int, list[psutil.Process]] = {}
+    alive: set[int] = set()
+    for process in psutil.process_iter(["ppid", "status"]):
+        if process.info["status"] != psutil.STATUS_ZOMBIE:
+            alive.add(process.pid)
+            children.setdefault(process.info["ppid"], []).append(process)
+    for pid in [pid for pid, process in family.items() if pid not in alive or not process.is_running()]:
+        del family[pid]
+    waiting = list(family)
+    while waiting:
+        for child in children.get(waiting.pop(), []):
+            if child.pid not in family:
+                family[child.pid] = child
+                waiting.append(child.pid)
 
 
 if __name__ == "__main__":
