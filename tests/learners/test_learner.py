@@ -82,7 +82,7 @@ def test_trace_from_scratch_with_entropy_reaches_the_oracle_with_three_actions()
         mdp=MdpConfig(mode="seed", actions=3),
         policy=PolicyConfig(width=32),
         sft=SftConfig(epochs=0),
-        rl=RlConfig(updates=300, questions=64, group_size=8, learning_rate=5e-3, kl=0.0, entropy=0.05),
+        rl=RlConfig(updates=300, questions=64, group_size=8, learning_rate=5e-3, kl=0.0, entropy=0.3),
     )
     learner = fit(cfg, world)
     value, oracle, _ = greedy_return(learner.policy, world, cfg.mdp)
