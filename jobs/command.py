@@ -70,6 +70,17 @@ def command_main(
         return 1
 
 
+def confidence_level(text: str) -> float:
+    """Argument type of ``--level``: strictly between 0 and 1."""
+    try:
+        level = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number; write 0.95 for 95 %") from None
+    if not 0 < level < 1:
+        raise argparse.ArgumentTypeError(f"{text} must lie between 0 and 1; write 0.95 for 95 %")
+    return level
+
+
 def _add_json(parser: argparse.ArgumentParser) -> None:
     """``--json`` everywhere, on sub-subcommands too."""
     subparsers = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]

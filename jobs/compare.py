@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
+from jobs.command import confidence_level
 from jobs.output import console, print_json
 from rayrl.errors import UserError
 from rayrl.evaluation.comparable import check_comparable
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--private", action="store_true", help="take task categories from the private goals beside the traces"
     )
-    parser.add_argument("--level", type=float, default=0.95, help="confidence level (default: 0.95)")
+    parser.add_argument("--level", type=confidence_level, default=0.95, help="confidence level (default: 0.95)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write comparison.json, .md and .html there")
 
 

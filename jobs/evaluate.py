@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from jobs.command import confidence_level
 from jobs.output import console, print_json
 from rayrl.errors import DataError
 from rayrl.evaluation.collect import Collector
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", action="store_true", help="with --out: write steps.parquet too")
     parser.add_argument("--calls", type=Path, metavar="FILE", help="known right calls (JSON lines); implies --labels")
     parser.add_argument("--no-private", action="store_true", help="leave the private goals alone when diagnosing")
-    parser.add_argument("--level", type=float, default=LEVEL, help="confidence level (default: 0.95)")
+    parser.add_argument("--level", type=confidence_level, default=LEVEL, help="confidence level (default: 0.95)")
     parser.add_argument("--address", default=None, help="Ray cluster to join; default RAY_ADDRESS or a local Ray")
 
 

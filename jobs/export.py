@@ -75,7 +75,7 @@ def export(locations: list[str], out: Path, settings: ExportSettings) -> dict[st
         raise UserError(f"--to {settings.to}: one of {', '.join(FORMATS)}")
     sources = find_sources(locations)
     text = settings.filter if settings.filter is not None else SFT_FILTER if settings.to == "sft" else None
-    chosen = Filter(text) if text else None
+    chosen = Filter(text) if text is not None else None
     report: dict[str, Any] = {
         "format": settings.to,
         "filter": text,

@@ -129,8 +129,8 @@ def markdown(found: JsonDict) -> str:
         lines += [
             f"**{title}** ({found[kind]['rows'][0]['gates']} gates per row, {found['tasks']} tasks)",
             "",
-            "| rule | pairs per task | common random numbers | rollouts | precision | recall | false discovery (95 % up to)"
-            " | Spearman of refits | standard error |",
+            "| rule | pairs per task | common random numbers | rollouts | precision | recall"
+            " | false discovery (95 % up to) | Spearman of refits | standard error |",
             "|---|---|---|---|---|---|---|---|---|",
         ]
         for r in found[kind]["rows"]:

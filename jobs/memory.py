@@ -59,7 +59,10 @@ def _build(args: argparse.Namespace) -> int:
         print_json(facts)
     else:
         console().print(facts_table("memory pool", list(facts.items())))
-        console().print(f"next: rayrl train train/faq task.pool={args.folder} task.far=trivia", markup=False)
+        console().print(
+            f"next: rayrl train train/serve task.pool={args.folder} task.distractors=[] output=runs/my-gate",
+            markup=False,
+        )
     return 0
 
 

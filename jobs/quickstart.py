@@ -129,7 +129,7 @@ def training(context: Context) -> JsonDict:
     context.out.print(result["note"], markup=False)
     gate = _shown(Path(result["gate"]))
     question = "How long does the concrete need to cure?"
-    context.next_steps.append((f'./run rayrl gate "{question}" --checkpoint {gate}', "ask the trained gate"))
+    context.next_steps.append((f'./run rayrl gate "{question}" --gate {gate}', "ask the trained gate"))
     context.places["training"] = out_dir
     return result
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import orjson
 
+from jobs.command import confidence_level
 from jobs.output import console, print_json
 from rayrl.evaluation.collect import Collector
 from rayrl.evaluation.pipeline import PassOptions, local_tables
@@ -29,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories, trace files, globs, s3:// URLs")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: report.html in each run directory")
     parser.add_argument("--no-private", action="store_true", help="leave the private goals alone when diagnosing")
-    parser.add_argument("--level", type=float, default=LEVEL, help="confidence level (default: 0.95)")
+    parser.add_argument("--level", type=confidence_level, default=LEVEL, help="confidence level (default: 0.95)")
 
 
 def make_page(source: Source, *, private: bool = True, level: float = LEVEL) -> str:

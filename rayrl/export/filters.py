@@ -44,6 +44,8 @@ class Filter:
             UserError: the text is no filter; the message shows where and what would be possible.
         """
         self.text = text.strip()
+        if not self.text:
+            raise UserError(f"filter: it is empty (an unset variable?); {_HELP}")
         if len(self.text) > MAX_LENGTH:
             raise UserError(f"filter: longer than {MAX_LENGTH} characters")
         try:
@@ -54,6 +56,8 @@ class Filter:
             raise UserError(f"filter {self.text!r}: not understood{where}; {_HELP}") from None
         if sum(1 for _ in ast.walk(tree)) > MAX_NODES:
             raise UserError(f"filter: more than {MAX_NODES} parts; split it")
+        if isinstance(tree.body, ast.Constant):
+            raise UserError(f"filter {self.text!r}: a constant would pass everything or nothing; {_HELP}")
         self._root = tree.body
         self._check(self._root)
 

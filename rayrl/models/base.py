@@ -20,9 +20,7 @@ class ChatModel(Protocol):
         """What makes this model this model; enters the fingerprint. No address, no key. Pure, no I/O on the network."""
         ...
 
-    async def generate(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, seed: int
-    ) -> ModelOutput:
+    async def generate(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, seed: int) -> ModelOutput:
         """One completion for OpenAI-style ``messages`` with exactly one call out of ``tools`` expected."""
         ...
 

@@ -13,6 +13,7 @@ embeddings are cached by content, so only new texts are embedded.
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -127,7 +128,7 @@ def _read(file: Path, parsed: Parsed, domain: str) -> None:
 
 
 def _jsonl(file: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -140,15 +141,28 @@ def _jsonl(file: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _csv(file: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    reader = csv.DictReader(text.splitlines())
+    # strict: an unclosed quote would otherwise swallow the rest of the file; newline="": cells may hold line breaks
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     fields = set(reader.fieldnames or [])
     if not fields & {"text", "question"}:
         raise DataError(f"{file}:1: no column `text` or `question`; found {', '.join(sorted(fields)) or 'nothing'}")
-    for row in reader:
+    for row in _rows(file, reader):
+        if None in row or None in row.values():
+            cells = sum(v is not None for k, v in row.items() if k is not None) + len(row.get(None) or [])  # type: ignore[call-overload]
+            raise DataError(
+                f"{file}:{reader.line_num}: {cells} cells under {len(fields)} columns; quote cells that hold commas"
+            )
         clean: dict[str, Any] = {k: v for k, v in row.items() if k and v not in (None, "")}
         if "answer_ids" in clean:
             clean["answer_ids"] = [x.strip() for x in str(clean["answer_ids"]).split(";") if x.strip()]
         yield reader.line_num, clean
+
+
+def _rows(file: Path, reader: csv.DictReader[str]) -> Iterator[dict[str, Any]]:
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise DataError(f"{file}:{reader.line_num}: not CSV ({error})") from None
 
 
 def _record(where: str, row: dict[str, Any], parsed: Parsed, domain: str) -> None:

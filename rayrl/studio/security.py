@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import urlsplit
@@ -71,16 +72,16 @@ class Guard:
         if length.isdigit() and int(length) > limit:
             await _answer(send, 413, f"the body has more than {limit // 1024 // 1024} MB")
             return
-        started = False
+        started, received = False, 0
 
         async def guarded_send(message: Message) -> None:
             nonlocal started
+            if received > limit and not started:
+                return  # whatever the framework makes of a body that was cut off
             if message["type"] == "http.response.start":
                 started = True
                 message["headers"] = [*message.get("headers", []), *HEADERS]
             await send(message)
-
-        received = 0
 
         async def guarded_receive() -> Message:
             nonlocal received
@@ -90,11 +91,10 @@ class Guard:
                 raise _TooLargeError
             return message
 
-        try:
+        with suppress(_TooLargeError):
             await self.app(scope, guarded_receive, guarded_send)
-        except _TooLargeError:
-            if not started:
-                await _answer(send, 413, f"the body has more than {limit // 1024 // 1024} MB")
+        if received > limit and not started:
+            await _answer(send, 413, f"the body has more than {limit // 1024 // 1024} MB")
 
     def _refusal(self, method: str, headers: dict[str, str]) -> tuple[int, str] | None:
         host = headers.get("host", "")

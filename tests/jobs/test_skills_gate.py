@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import orjson
 import pytest
-import yaml
 
 from jobs import skill_runs, validate_skills
 from jobs.gate_plan import plan_gate
@@ -305,8 +304,11 @@ def test_shipped_gate_configs_parse():
     from jobs.pipeline import load_pipeline
     from rayrl.config import configs_root
 
-    for name in ("skills/gate.yaml",):
-        raw = yaml.safe_load((configs_root() / name).read_text())
-        assert validate_skills.GateConfig.model_validate(raw).rule.design == "complement"
-    config, run, _ = load_pipeline("pipeline", [])
-    assert config.gate.tasks == 400 and run.model.checkpoint_id
+    designs = {}
+    for name in ("skills/gate.yaml", "skills/gate_local.yaml"):
+        config, run, _ = load_gate(str(configs_root() / name), [])
+        designs[name] = config.rule.design
+        assert run.model.checkpoint_id
+    assert designs == {"skills/gate.yaml": "complement", "skills/gate_local.yaml": "bare"}
+    pipeline, run, _ = load_pipeline("pipeline", [])
+    assert pipeline.gate.tasks == 400 and run.model.checkpoint_id

@@ -67,7 +67,9 @@ def test_a_failed_episode_gives_cards_with_evidence_and_two_halves():
     cards = {c.deployable.mechanism: c for c in rules_cards(failed_episode(), run="r")}
     assert {"search_terms", "respect_budget", "compare_candidates", "hidden_wishes"} <= set(cards)
     budget = cards["respect_budget"]
-    assert budget.kind == "failure" and budget.source == EvidenceRef(run="r", episode_id="task-000001__sample-000", steps=[2])
+    assert budget.kind == "failure" and budget.source == EvidenceRef(
+        run="r", episode_id="task-000001__sample-000", steps=[2]
+    )
     assert budget.observed == ["over_budget"] and budget.privileged_audit["goal"] == GOAL
     assert all("Aster" not in c.deployable.text() for c in cards.values())
 
@@ -88,7 +90,11 @@ def test_rules_texts_teach_by_meaning_and_never_unteach():
     taught_by = {m: taught(render(d)) for m, d in _LESSONS.items()}
     assert not any(off for _, off in taught_by.values())
     on = set().union(*(on for on, _ in taught_by.values()))
-    assert {"query_formulation", "attribute_check", "option_matching", "budget_check", "pagination"} <= on <= set(COMPETENCES)
+    assert (
+        {"query_formulation", "attribute_check", "option_matching", "budget_check", "pagination"}
+        <= on
+        <= set(COMPETENCES)
+    )
     assert not taught_by["break_loops"][0] and not taught_by["valid_calls"][0]
 
 
@@ -119,7 +125,9 @@ def test_near_duplicates_under_other_names_are_merged():
 
 
 def test_at_most_sixteen_chunks_and_the_heaviest_first():
-    cards = [card(f"mechanism {'abcdefghijklmnopqrstuvwxyz'[i]}{i}", episode=str(j)) for i in range(20) for j in range(i + 1)]
+    cards = [
+        card(f"mechanism {'abcdefghijklmnopqrstuvwxyz'[i]}{i}", episode=str(j)) for i in range(20) for j in range(i + 1)
+    ]
     candidates = compile_chunks(cluster_cards(cards), cards)
     assert len(candidates) == 16
     assert len(candidates[0].record.cards) == 20

@@ -44,7 +44,7 @@ def test_inclusion_stays_within_its_limits_and_grows_with_the_effect(effect, low
 
 def test_siblings_share_their_skills_and_a_share_of_groups_has_none(tmp_path):
     provider = CurriculumSkills(bank_file(tmp_path), seed=1, skill_free=0.25)
-    free, seen = 0, {name: 0 for name in provider.probabilities}
+    free, seen = 0, dict.fromkeys(provider.probabilities, 0)
     for task in range(2000):
         sets = [[e.skill_id for e in provider.assigned(job(task, s))] for s in range(3)]
         assert sets[0] == sets[1] == sets[2]

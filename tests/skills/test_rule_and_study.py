@@ -178,3 +178,27 @@ def test_a_small_study_has_its_table_and_figure():
     text = markdown(found)
     assert text.count("|---|") >= 2 and "random worlds" in text
     assert figure(found).startswith("<svg") and "recall" in figure(found)
+
+
+def test_shuffled_assignments_give_no_lift():
+    """A negative control: the same rewards with masks of other tasks select (nearly) nothing."""
+    from rayrl.skills.design import Blocks, contrast_design
+    from rayrl.skills.estimators import fit_cluster
+    from rayrl.skills.selection import lower_bound
+    from rayrl.skills.simulator import draw_luck
+
+    world = make_world(OUTCOMES, STANDARD_EFFECTS)
+    names = [str(i) for i in range(16)]
+    right, shuffled = 0, 0
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        difficulty = OUTCOMES.mu + OUTCOMES.tau * rng.standard_normal(400)
+        m = (rng.random((400, 16)) < 0.5).astype(float)
+        luck = draw_luck(rng, 400, 2, OUTCOMES.rho, common=True)
+        rewards = np.stack([world.play(difficulty, a, w) for a, w in zip((m, 1 - m), luck, strict=True)], axis=1)
+        for masks, kind in ((m, "right"), (m[rng.permutation(400)], "shuffled")):
+            design = contrast_design([Blocks(np.arange(400), rewards, np.stack([masks, 1 - masks], axis=1))])
+            found = lower_bound(fit_cluster(design.x, design.y, design.tasks, names))
+            count = sum(v.status == "selected" for v in found)
+            right, shuffled = (right + count, shuffled) if kind == "right" else (right, shuffled + count)
+    assert right >= 40 and shuffled <= 3

@@ -94,7 +94,7 @@ def test_eight_writer_processes_share_the_work_without_locking_each_other_out(be
     for worker in workers:
         worker.join(30)
         assert worker.exitcode == 0
-    assert sorted(sum(found, [])) == list(range(200))
+    assert sorted(n for part in found for n in part) == list(range(200))
 
 
 def test_reads_that_turn_into_writes_do_not_fail_under_contention(bench):

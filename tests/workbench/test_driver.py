@@ -2,6 +2,7 @@
 
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -168,7 +169,7 @@ def test_repeats_show_flakes_and_seeds_repeat_results(bench):
 
 async def test_runner_gets_neither_label_nor_source(bench):
     dataset = sample_dataset(bench, 3)
-    text = open(bench.datasets.inputs_file(dataset), encoding="utf-8").read()
+    text = Path(bench.datasets.inputs_file(dataset)).read_text(encoding="utf-8")
     assert "gold" not in text and "annotation" not in text and "rid" not in text
     snapshot = bench.snapshots.add_folder(skill_folder(1))
     factory = SkillCaseFactory(
@@ -191,7 +192,7 @@ def test_damaged_snapshot_stops_the_experiment_with_its_reason(bench):
     target = bench.snapshots.folder(experiment["snapshot_id"]) / "tree" / "SKILL.md"
     target.chmod(0o644)
     target.write_text("other")
-    with pytest.raises(DataError, match="SKILL.md is not what was frozen"):
+    with pytest.raises(DataError, match=r"SKILL\.md is not what was frozen"):
         drive(bench, experiment["id"])
 
 

@@ -65,7 +65,7 @@ def test_na_null_and_none_are_labels_like_any_other():
         fields={"query": FieldRule(sources=["q"]), "gold_route": FieldRule(sources=["l"])},
         labels={"yes": ["NA", "null"], "no": ["None"]},
     )
-    mapped = apply_profile(table(*({"q": f"x{n}", "l": l} for n, l in enumerate(("NA", "null", "None")))), rule)
+    mapped = apply_profile(table(*({"q": f"x{n}", "l": label} for n, label in enumerate(("NA", "null", "None")))), rule)
     assert [case.gold_route for case in mapped.cases] == ["yes", "yes", "no"]
 
 
@@ -131,7 +131,7 @@ def test_ambiguous_label_sets_and_missing_query_are_refused():
         MappingProfile(fields={"query": FieldRule(sources=["q"])}, labels={"a": ["1"], "b": ["１"]})
     with pytest.raises(ValidationError, match="query must be mapped"):
         MappingProfile(fields={"domain": FieldRule(sources=["q"])})
-    with pytest.raises(ValidationError, match="no field 'quary'.*query"):
+    with pytest.raises(ValidationError, match=r"no field 'quary'.*query"):
         MappingProfile(fields={"quary": FieldRule(sources=["q"])})
 
 

@@ -33,7 +33,7 @@ def test_marks_win_and_utf8_is_tried_first(encoding):
 
 def test_bytes_that_are_neither_name_their_place_and_a_choice_helps():
     data = "查詢\n".encode() + "第二\n".encode("big5") + b"\xff\xff\n"
-    with pytest.raises(ReadError, match="line 2.*choose the encoding"):
+    with pytest.raises(ReadError, match=r"line 2.*choose the encoding"):
         read(data, "csv")
     assert read("查詢\n快慢\n".encode("big5"), "csv", encoding="big5").rows == [{"查詢": "快慢"}]
     with pytest.raises(ReadError, match="no encoding 'klingon'"):
@@ -191,7 +191,7 @@ def test_entities_encryption_old_files_and_damage():
     evil = '<!DOCTYPE x [<!ENTITY a "b">]>' + sheet([HEAD])
     with pytest.raises(ReadError, match="document type"):
         read(workbook(("S", evil)), "xlsx")
-    with pytest.raises(ReadError, match="old .xls"):
+    with pytest.raises(ReadError, match=r"old \.xls"):
         read(b"\xd0\xcf\x11\xe0" + b"0" * 100, "xlsx")
     with pytest.raises(ReadError, match="no zip package"):
         read(b"PK\x03\x04 not really", "xlsx")

@@ -1,0 +1,234 @@
+"""Features without labels, baselines, comparison, gate, skills, answers."""
+
+import asyncio
+
+import numpy as np
+import orjson
+import pytest
+import torch
+
+from jobs.train import run_training
+from learners.exact import stop_probabilities
+from rayrl.errors import ConfigError
+from rayrl.retrieval import answers
+from rayrl.retrieval import baselines as base
+from rayrl.retrieval.compare import Units, bootstrap, weighted
+from rayrl.retrieval.encoders import HashEncoder
+from rayrl.retrieval.features import TopicPrior, compute, make_text_check, split_sentences
+from rayrl.retrieval.gate import RetrievalGate
+from rayrl.retrieval.index import build_index
+from rayrl.retrieval.mdp import MdpConfig
+from rayrl.retrieval.plans import all_plans, expected_returns, play_plans
+from rayrl.retrieval.pools import Kind, Memory, save_pool
+from rayrl.retrieval.score import detect_collapse, score
+from rayrl.retrieval.skills import GateSkillProvider, bank_as_pool
+from rayrl.schemas import EpisodeJob, PublicContext, Skill
+from tests.jobs.training_configs import small_config
+from tests.retrieval.worlds import one_hot_world, tiny_world
+
+
+def small_index():
+    texts = [f"memory number {i} about {'roof' if i % 2 else 'tax'}. Second sentence {i}." for i in range(20)]
+    memories = [Memory(id=str(i), text=t, category=t.split()[4], domain="d") for i, t in enumerate(texts)]
+    encoder = HashEncoder()
+    return build_index(memories, encoder), encoder
+
+
+@pytest.mark.parametrize("group", list("SLCMNEPX"))
+def test_groups_switch_off(group):
+    index, encoder = small_index()
+    texts = ["roof memory 3?", "something else entirely"]
+    q = encoder.encode(texts, "query")
+    prior = TopicPrior(np.tile(q, (10, 1)), np.array([True, False] * 10), tuple(f"p{i}" for i in range(20)))
+    check = make_text_check(index, encoder, HashEncoder(48))
+    second = HashEncoder(48).encode(texts, "query")
+    common = {"prior": prior, "check": check, "second_queries": second}
+    every = compute(index, q, texts, ["a", "b"], groups="SLCMNEPX", **common)
+    without = compute(index, q, texts, ["a", "b"], groups="SLCMNEPX".replace(group, ""), **common)
+    names = set(every.static_names + every.candidate_names)
+    fewer = set(without.static_names + without.candidate_names)
+    assert fewer < names
+    assert all(np.isfinite(x).all() for x in (every.static, every.candidate))
+
+
+def test_a_question_never_sees_itself_in_the_topic_prior():
+    index, encoder = small_index()
+    texts = [f"question {i} of many" for i in range(20)]
+    q = encoder.encode(texts, "query")
+    ids = [f"q{i}" for i in range(20)]
+    outcomes = []
+    for flipped in (False, True):
+        inside = np.array([i % 2 == 0 for i in range(20)])
+        inside[0] ^= flipped
+        features = compute(index, q[:1], texts[:1], ids[:1], groups="N", prior=TopicPrior(q, inside, tuple(ids)))
+        outcomes.append(features.static)
+    assert np.array_equal(*outcomes)
+
+
+def test_sentences_of_both_scripts():
+    assert split_sentences("One is here. Two is there! 3 is") == ["One is here.", "Two is there!", "3 is"]
+    assert split_sentences("第一句在这里。第二句在那里。") == ["第一句在这里。", "第二句在那里。"]
+
+
+def test_plans_expectation_is_the_mean_of_played_returns():
+    for actions in (2, 3):
+        config = MdpConfig(actions=actions)
+        world = one_hot_world()
+        plans = all_plans(world.k, actions)
+        played = torch.stack(
+            [play_plans(world, config, torch.full((world.rows,), i), plans).returns for i in range(len(plans))], 1
+        ).numpy()
+        p_a, p_slot = np.array([0.8]), np.array([[0.0, 0.25, 0.25, 0.25, 0.25]])
+        expected = expected_returns(p_a, p_slot, config, plans)[0]
+        weights = np.array([0.2, 0.2, 0.2, 0.2, 0.2])
+        assert np.allclose(expected, weights @ played, atol=1e-5)
+
+
+def test_stop_probabilities_sum_to_one():
+    logs = torch.log_softmax(torch.randn(7, 5, 2), -1)
+    p = stop_probabilities(logs)
+    assert p.shape == (7, 6)
+    torch.testing.assert_close(p.sum(1), torch.ones(7))
+
+
+def test_tuned_threshold_is_at_least_as_good_as_any_fixed_rule_on_its_rows():
+    world = tiny_world([[True, False, False]] * 30 + [[False] * 3] * 30, [Kind.A] * 30 + [Kind.FAR_B] * 30)
+    world.candidate[:30] += 0.3
+    config, weight = MdpConfig(), torch.full((60,), 1 / 60)
+    choice = base.tune_threshold(world, config, weight)
+    returns = base.plan_table(world, config)
+    tuned = returns.gather(1, base.threshold_plan(world, choice.gate, choice.bar)[:, None]).mean()
+    for n in range(4):
+        assert tuned >= returns[:, n].mean() - 1e-6
+
+
+def test_collapse_is_seen():
+    world = tiny_world([[True, False]] * 4 + [[False, False]] * 4, [Kind.A] * 4 + [Kind.NEAR_B] * 4)
+    never = score(play_plans(world, MdpConfig(), torch.zeros(8, dtype=torch.int64), all_plans(2, 2)), world.kind)
+    always = score(play_plans(world, MdpConfig(), torch.ones(8, dtype=torch.int64), all_plans(2, 2)), world.kind)
+    assert "never retrieves" in detect_collapse(never, entropy=0.1, kl=0.0).reasons[0]
+    assert "always retrieves" in detect_collapse(always, entropy=0.1, kl=0.0).reasons[0]
+    assert detect_collapse(never, entropy=0.1, kl=9.0).collapsed
+
+
+def test_bootstrap_covers_the_mean_and_categories_are_wider():
+    rng = np.random.default_rng(0)
+    category = np.repeat([f"c{i}" for i in range(20)], 10)
+    effect = np.repeat(rng.normal(size=20), 10)
+    values = np.full((200 + 50, 3), np.nan)
+    values[:200, 0] = effect + rng.normal(size=200)
+    values[:200, 1] = effect + rng.normal(size=200)
+    values[200:, 2] = rng.normal(size=50)
+    units = Units(values, np.concatenate([category, np.full(50, "trivia")]))
+    low, high = bootstrap(units, by="question", resamples=800)
+    wide = bootstrap(units, by="category", resamples=800)
+    assert low < weighted(values) < high
+    assert wide[1] - wide[0] > high - low
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gate")
+    run_training(small_config(folder / "run"), quiet=True)
+    return folder / "run" / "gate"
+
+
+def test_gate_modes(trained):
+    question = "慢查询治理之后 p99 是多少？"
+    assert RetrievalGate(trained, mode="off").decide(question).retrieve == 0
+    shadow, enforce = (RetrievalGate(trained, mode=m).decide(question) for m in ("shadow", "enforce"))
+    assert not shadow.act
+    assert enforce.act
+    assert shadow.probability == enforce.probability
+    assert len(enforce.memories) == enforce.retrieve
+
+
+def test_gate_gives_what_the_policy_gave_in_evaluation(trained):
+    """Serving one question computes the same probabilities as the batch evaluation did."""
+    from learners.methods import first_step_probability
+    from learners.training import build_run
+
+    run = build_run(small_config(trained.parent))
+    gate = RetrievalGate(trained)
+    numbers = run.task.test.question.tolist()[:10]
+    expected = first_step_probability(gate._policy, run.task.test, run.config.mdp)[:10]
+    served = [gate.decide(run.material.questions[n].text).probability for n in numbers]
+    assert served == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_skill_provider_chooses_from_its_bank(tmp_path):
+    skills = [
+        Skill(skill_id=f"s{i}", content=f"how to do thing {i}", metadata={"category": f"c{i % 4}"}) for i in range(24)
+    ]
+    questions = [(f"please do thing {i}", [f"s{i}"]) for i in range(24)] + [(f"weather {i}", []) for i in range(24)]
+    save_pool(bank_as_pool("bank", skills, questions), tmp_path / "bank")
+    config = small_config(tmp_path / "run", task={"pool": str(tmp_path / "bank")}, fold={"folds": 3})
+    run_training(config, quiet=True)
+    gate = tmp_path / "run" / "gate"
+    provider = GateSkillProvider(gate, skills)
+    context = PublicContext(
+        job=EpisodeJob(task_id=1, sample_id=0, seed=0, split="train"),
+        instruction="please do thing 3",
+        persona={},
+        observation_state={},
+    )
+    chosen = asyncio.run(provider.select(context))
+    assert all(isinstance(s, Skill) for s in chosen)
+    shadow = GateSkillProvider(gate, skills, mode="shadow")
+    assert asyncio.run(shadow.select(context)) == []
+    assert shadow.shadowed[0][1] == tuple(s.skill_id for s in chosen)
+    assert provider.identity() != shadow.identity()
+    with pytest.raises(ConfigError, match="does not hold"):
+        GateSkillProvider(gate, skills[:3])
+
+
+def test_judge_rubric_and_missing_scores(tmp_path):
+    from pathlib import Path
+
+    rubric = orjson.loads((Path(__file__).parents[1] / "fixtures" / "returns.json").read_bytes())["judge_rubric"]
+    assert list(answers.WEIGHTS) == rubric["weights"]
+    assert answers.overall(dict(zip(answers.DIMENSIONS, rubric["scores"], strict=True))) == pytest.approx(
+        rubric["overall"]
+    )
+    for bad in (
+        "",
+        "7",
+        "{}",
+        '{"relevance": 11, "accuracy": 1, "completeness": 1, "depth": 1}',
+        '{"relevance": true}',
+    ):
+        assert answers.parse_scores(bad) is None
+    items = [
+        answers.Item(f"q{i}", f"question {i}", None, {"no_retrieval": (), "fixed_040": ("x" * 40,), "gate": ()})
+        for i in range(4)
+    ]
+    calls = []
+
+    def answer(prompt, temperature):
+        calls.append(prompt)
+        if "question 3" in prompt and len(calls) < 12:
+            raise ConnectionError("down")
+        return "an answer"
+
+    def judge(prompt, temperature):
+        assert temperature == 0.1
+        return (
+            "nonsense" if "question 1" in prompt else '{"relevance": 8, "accuracy": 6, "completeness": 7, "depth": 5}'
+        )
+
+    store = tmp_path / "answers.jsonl"
+    first = answers.run_items(items, answer, judge, store)
+    assert first["failed"] >= 1
+    assert first["unparsed"] == 3
+    with store.open("ab") as handle:
+        handle.write(b'{"id": "torn')
+    (tmp_path / "answers.jsonl").write_bytes(store.read_bytes().rsplit(b"\n", 1)[0] + b"\n")
+    calls.extend([""] * 20)
+    second = answers.run_items(items, answer, judge, store)
+    assert second["failed"] == 0
+    assert second["kept"] == first["done"]
+    summary = answers.summarise(answers.read_store(store))
+    assert summary["gate"] == {"mean": pytest.approx(6.65), "scored": 3, "missing": 1}
+    saved = answers.savings(items, answers.Prices())
+    assert saved["gate_saves_against_fixed_040"]["retrievals"] == 1000
+    assert saved["fixed_040"]["injected_tokens"] == pytest.approx(10_000)
