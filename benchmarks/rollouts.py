@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -315,6 +316,9 @@ def main() -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rayrl-bench-") as folder:
         bench = Bench(args, Path(folder))
+        signal.signal(
+            signal.SIGTERM, signal.default_int_handler
+        )  # so that a time-out around this leaves nothing behind
         try:
             bench.all_rounds()
         except KeyboardInterrupt:
