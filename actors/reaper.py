@@ -53,17 +53,29 @@ def main(package: Path) -> None:
         readable, _, _ = select.select([0], [], [], POLL_S[time.monotonic() - born > STARTING_S])
         if readable and not os.read(0, 4096):
             break
+    log = open("/tmp/w/f/reaper-%d.log" % parent, "w")
+    print(
+        "before grow",
+        {p: q.info.get("status") if hasattr(q, "info") else None for p, q in family.items()},
+        file=log,
+        flush=True,
+    )
     _grow(family)
-    _, left = psutil.wait_procs(list(family.values()), timeout=GRACE_S)
+    print("after grow", list(family), file=log, flush=True)
+    gone, left = psutil.wait_procs(list(family.values()), timeout=GRACE_S)
+    print("gone", gone, "left", left, file=log, flush=True)
     end(left)
+    print("ended", [psutil.pid_exists(p.pid) for p in left], file=log, flush=True)
 
 
 def ray_children(parent: int, package: Path) -> list[psutil.Process]:
-    """Children of a process that run programs out of the Ray package."""
+    """Children of a process that run programs out of the Ray package (the reaper, which is told of it, is none)."""
     found = []
+    itself = str(Path(__file__).resolve())
     try:
         for child in psutil.Process(parent).children():
-            if any(str(package) in word for word in child.cmdline()):
+            words = child.cmdline()
+            if itself not in words and any(str(package) in word for word in words):
                 found.append(child)
     except psutil.Error:
         return found
