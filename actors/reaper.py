@@ -53,19 +53,9 @@ def main(package: Path) -> None:
         readable, _, _ = select.select([0], [], [], POLL_S[time.monotonic() - born > STARTING_S])
         if readable and not os.read(0, 4096):
             break
-    log = open("/tmp/w/f/reaper-%d.log" % parent, "w")
-    print(
-        "before grow",
-        {p: q.info.get("status") if hasattr(q, "info") else None for p, q in family.items()},
-        file=log,
-        flush=True,
-    )
     _grow(family)
-    print("after grow", list(family), file=log, flush=True)
-    gone, left = psutil.wait_procs(list(family.values()), timeout=GRACE_S)
-    print("gone", gone, "left", left, file=log, flush=True)
+    _, left = psutil.wait_procs(list(family.values()), timeout=GRACE_S)
     end(left)
-    print("ended", [psutil.pid_exists(p.pid) for p in left], file=log, flush=True)
 
 
 def ray_children(parent: int, package: Path) -> list[psutil.Process]:

@@ -45,7 +45,8 @@ def test_what_it_says(text, good, bad):
     [
         ("rewrad > 1", "unknown name 'rewrad' \\(did you mean 'reward'"),
         ("reward > ", "not understood"),
-        ("", "not understood"),
+        ("", "it is empty"),
+        ("1", "a constant"),
         ("__import__('os').system('true')", "a call is not possible"),
         ("reward.__class__ == 1", "'reward' has no parts"),
         ("steps[0] == 1", "indexing is not possible"),

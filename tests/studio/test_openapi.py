@@ -59,7 +59,7 @@ def test_document_has_every_route_with_words(app):
 
 @pytest.mark.slow
 @lazy.parametrize()
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 def test_nothing_ends_in_a_server_error(case):
     if case.path.endswith("/events"):
         case.query = {**(case.query or {}), "follow": "false"}
