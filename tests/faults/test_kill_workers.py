@@ -79,8 +79,9 @@ def check_actor_round(result: RunResult, calm: dict[str, tuple[float, tuple[str,
 
 def check_shop_round(result: RunResult, calm: dict[str, tuple[float, tuple[str, ...]]]) -> None:
     check_like_calm(result, calm)
-    assert len(events(result.run_dir, "shop_server_died")) == 1
-    assert len(events(result.run_dir, "shop_server_restarted")) == 1
+    died, back = (events(result.run_dir, f"shop_server_{what}") for what in ("died", "restarted"))
+    # a kill after the last episode's last call may end with the run, before anybody had to notice
+    assert len(died) == len(back) == 1 or (not died and result.ledger["failed"] == 0)
     failed = [r["error"] for r in RunReader(result.run_dir).iter_records() if r["status"] == "failed"]
     assert all(error["class"] == "environment" for error in failed), failed
     assert result.stats["leases_open"] == 0
