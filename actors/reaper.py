@@ -59,13 +59,12 @@ def main(package: Path) -> None:
 
 
 def ray_children(parent: int, package: Path) -> list[psutil.Process]:
-    """Children of a process that run programs out of the Ray package (the reaper, which is told of it, is none)."""
+    """Children of a process that run programs out of the Ray package."""
     found = []
-    itself = str(Path(__file__).resolve())
     try:
         for child in psutil.Process(parent).children():
-            words = child.cmdline()
-            if itself not in words and any(str(package) in word for word in words):
+            # something inside the package: the reaper itself has the package as an argument
+            if child.pid != os.getpid() and any(f"{package}{os.sep}" in word for word in child.cmdline()):
                 found.append(child)
     except psutil.Error:
         return found
