@@ -22,7 +22,7 @@ import psutil
 POLL_S = (0.5, 2.0)
 """Between two looks at the family: while Ray starts, and later."""
 STARTING_S = 30.0
-GRACE_S = 3.0
+GRACE_S = 1.5
 
 _running: list[subprocess.Popen[bytes]] = []
 """Keeps the pipes open as long as this process lives."""

@@ -34,7 +34,7 @@ from rayrl.traces.store import RunReader
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCTS, CATALOGUE_SEED = 120, 3
-TTL_S = 4.0
+TTL_S = 5.0
 KEY_ENV, KEY = "RAYRL_TEST_API_KEY", "sk-test-7f3a9c51e2d84b06"
 PATIENCE_S = 120.0
 """Upper bound of every wait here; a busy machine may need it, a healthy one never does."""
@@ -117,10 +117,17 @@ def roll_out(raw: JsonDict) -> RunResult:
     return run_rollout(plan(raw), quiet=True, install_signals=False)
 
 
+def at_full_speed(raw: JsonDict) -> JsonDict:
+    """The same experiment without Ray and without artificial latency."""
+    fast = _merged(raw, {"execution": {"mode": "inprocess", "concurrency": 16}})
+    fast["model"] = {**fast["model"], "scripted": {**fast["model"].get("scripted", {}), "latency_ms": 0}}
+    return fast
+
+
 def undisturbed(raw: JsonDict, root: Path) -> dict[str, tuple[float, tuple[str, ...]]]:
     """The outcomes of the same experiment without faults, without Ray, in a directory of its own."""
-    calm = _merged(raw, {"experiment": {"run_root": str(root / "calm")}, "execution": {"mode": "inprocess"}})
-    result = roll_out(calm)
+    calm = _merged(raw, {"experiment": {"run_root": str(root / "calm")}})
+    result = roll_out(at_full_speed(calm))
     assert result.status == "complete", result.reason
     return outcomes(result.run_dir)
 

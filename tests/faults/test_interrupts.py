@@ -13,6 +13,7 @@ from rayrl.schemas import JsonDict
 from rayrl.traces.store import RunReader
 from tests.faults.support import (
     Driver,
+    at_full_speed,
     check_books,
     driver,
     null_config,
@@ -43,14 +44,14 @@ def check_interrupted(running: Driver, raw: JsonDict, root: Path, shop_url: str)
     assert 0 < scan.complete < EPISODES and 0 < scan.cancelled <= 12 and scan.failed == 0
     # the leases were given back by the workers themselves, before any TTL
     wait_all_slots_free(shop_url, 1.0)
-    raw = {**raw, "execution": {**raw["execution"], "mode": "inprocess"}}
-    raw["model"]["scripted"]["latency_ms"] = 0
+    raw = at_full_speed(raw)
     result = roll_out(raw)
     assert result.status == "complete" and result.ran_now == EPISODES - scan.complete
     assert outcomes(result.run_dir) == undisturbed(raw, root)
     check_books(result)
 
 
+@pytest.mark.slow
 def test_ctrl_c_reaches_the_whole_process_group_and_loses_nothing(shop_url: str, tmp_path: Path) -> None:
     """A terminal sends SIGINT to every process of the group, Ray's included: only the driver may act on it."""
     raw = config(tmp_path, "ctrl-c", shop_url, 150)
@@ -72,6 +73,7 @@ def test_sigterm_is_an_interrupt_too(cluster: None, shop_url: str, tmp_path: Pat
         check_interrupted(running, raw, tmp_path, shop_url)
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     raw = null_config(tmp_path, "twice", "IgnoresCancellation", execution={"mode": "inprocess"})
     with driver(tmp_path, raw) as running:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rayrl.schemas import JsonDict
 from rayrl.traces.store import RunReader
 from tests.faults.support import (
     actor_pids,
+    at_full_speed,
     check_books,
     driver,
     health,
@@ -33,6 +35,15 @@ GONE_WITHIN_S = 30.0
 
 def config(root: Path, name: str, **sections: Any) -> JsonDict:
     return raw_config(root, name, episodes=EPISODES, latency_ms=40, **sections)
+
+
+def kill_early(root: Path, raw: JsonDict, number: int) -> None:
+    """Kill a driver while it starts: during imports, the start of Ray, of the shop or of the actors."""
+    with driver(root, raw, "execution.actors=2") as running:
+        time.sleep(random.Random(number).uniform(0.5, 8.0))
+        running.signal(signal.SIGKILL)
+        running.wait()
+        wait_until(lambda: not running.relatives(), lambda: f"left behind: {running.relatives()}", GONE_WITHIN_S)
 
 
 def kill_round(root: Path, raw: JsonDict, number: int) -> None:
@@ -67,7 +78,7 @@ def kill_until_done(root: Path, shop_url: str, name: str, rounds: range, *, embe
 
 def finish(raw: JsonDict, calm: dict[str, tuple[float, tuple[str, ...]]]) -> None:
     """Resume without Ray, and compare with the calm run."""
-    raw = {**raw, "execution": {**raw["execution"], "mode": "inprocess", "concurrency": 16}}
+    raw = at_full_speed(raw)
     run_dir = Path(raw["experiment"]["run_root"]) / raw["experiment"]["name"]
     before = RunReader(run_dir).scan()
     result = roll_out(raw)
@@ -90,6 +101,18 @@ def test_twenty_killed_drivers(shop_url: str, tmp_path: Path, embedded: bool) ->
     kill_until_done(tmp_path, shop_url, f"embedded-{embedded}", range(2, 12), embedded=embedded)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_drivers_killed_while_they_start(tmp_path: Path) -> None:
+    raw = config(tmp_path, "early")
+    for number in range(6):
+        kill_early(tmp_path, raw, number)
+    result = roll_out(at_full_speed(raw))
+    assert result.status == "complete" and outcomes(result.run_dir) == undisturbed(raw, tmp_path)
+    check_books(result)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_embedded_shop_goes_with_its_killed_driver(tmp_path: Path) -> None:
     raw = config(tmp_path, "embedded", execution={"mode": "inprocess"})
@@ -103,6 +126,7 @@ def test_the_embedded_shop_goes_with_its_killed_driver(tmp_path: Path) -> None:
     finish(raw, undisturbed(config(tmp_path, "calm"), tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_second_process_on_the_same_run_is_refused(shop_url: str, tmp_path: Path) -> None:
     environment = {"base_urls": [shop_url]}

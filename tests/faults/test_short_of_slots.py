@@ -15,8 +15,8 @@ def test_a_full_shop_shrinks_concurrency_and_fails_nobody(cluster: None, tmp_pat
     raw = raw_config(
         tmp_path,
         "full",
-        episodes=30,
-        latency_ms=60,
+        episodes=24,
+        latency_ms=40,
         environment={"embedded": {"slots": 3, "queue_timeout_s": 0.3, "max_queue": 8, "lease_ttl_s": TTL_S}},
         execution={"actors": 2, "concurrency": 12},
     )
