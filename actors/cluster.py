@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from actors.reaper import end, ray_children, start_reaper
+from actors.reaper import end, ray_children, watched_by_reaper
 from rayrl.errors import ConfigError
 
 LOCAL_OBJECT_STORE_BYTES = 512 * 1024**2
@@ -64,16 +64,16 @@ def _start_local(num_cpus: int | None, common: dict[str, Any]) -> None:
     import ray
 
     package = Path(ray.__file__).parent
-    start_reaper(package)
     before = ray_children(os.getpid(), package)
     for attempt in range(1, LOCAL_START_ATTEMPTS + 1):
         try:
-            ray.init(
-                num_cpus=num_cpus,
-                include_dashboard=False,
-                object_store_memory=LOCAL_OBJECT_STORE_BYTES,
-                **common,
-            )
+            with watched_by_reaper(package):
+                ray.init(
+                    num_cpus=num_cpus,
+                    include_dashboard=False,
+                    object_store_memory=LOCAL_OBJECT_STORE_BYTES,
+                    **common,
+                )
             return
         except Exception as error:
             ray.shutdown()

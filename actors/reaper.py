@@ -4,17 +4,21 @@ Ray's own servers die with their driver, and workers follow within seconds; but 
 first try for a minute to report the death to a control store that is dead as well. This process notices the end of the
 driver (its standard input closes, however the driver ends), gives Ray's processes a moment to go, and kills the rest.
 
-Invariants: only children of the driver that run programs out of the Ray package, and their descendants, are touched,
-each known by process id *and* start time; the reaper outlives the driver by seconds only. It does not import Ray.
+Invariants: only children of the driver that run programs out of the Ray package, their descendants, and programs out
+of that package that carry the driver's mark are touched, each known by process id *and* start time; the reaper outlives
+the driver by seconds only. It does not import Ray.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import select
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -24,24 +28,34 @@ POLL_S = (0.5, 2.0)
 STARTING_S = 30.0
 GRACE_S = 1.5
 
+GIVE_UP_S = 10.0
+
+MARK_ENV = "RAYRL_RAY_OF"
+"""In the environment of everything that a local Ray of ours starts: whose it is."""
+_MARK = f"{os.getpid()}-{secrets.token_hex(8)}"
 _running: list[subprocess.Popen[bytes]] = []
 """Keeps the pipes open as long as this process lives."""
 
 
-def start_reaper(package: Path) -> None:
-    """Watch over the Ray processes that this process is about to start, from one that outlives it briefly.
+@contextmanager
+def watched_by_reaper(package: Path) -> Iterator[None]:
+    """Start Ray inside this block: a process that outlives this one briefly then watches over what it starts.
 
     Args:
         package: folder of the installed Ray package; children that run something in it are Ray's.
     """
-    if any(reaper.poll() is None for reaper in _running):
-        return  # it sees the next Ray of this process too
-    # as a file, not a module: that needs no import path; in a session of its own: Ctrl-C is for the driver to handle
-    command = [sys.executable, str(Path(__file__).resolve()), str(package)]
-    _running.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True))
+    if not any(reaper.poll() is None for reaper in _running):  # else it sees the next Ray of this process too
+        # as a file, not a module: that needs no import path; in a session of its own: Ctrl-C is for the driver
+        command = [sys.executable, str(Path(__file__).resolve()), str(package), _MARK]
+        _running.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True))
+    os.environ[MARK_ENV] = _MARK
+    try:
+        yield
+    finally:
+        del os.environ[MARK_ENV]
 
 
-def main(package: Path) -> None:
+def main(package: Path, mark: str) -> None:
     """Wait for the end of the parent, then kill what is left of its Ray processes."""
     parent = os.getppid()
     family: dict[int, psutil.Process] = {}
@@ -53,9 +67,33 @@ def main(package: Path) -> None:
         readable, _, _ = select.select([0], [], [], POLL_S[time.monotonic() - born > STARTING_S])
         if readable and not os.read(0, 4096):
             break
-    _grow(family)
-    _, left = psutil.wait_procs(list(family.values()), timeout=GRACE_S)
-    end(left)
+    patient_until = time.monotonic() + GRACE_S
+    give_up_at = patient_until + GIVE_UP_S
+    while time.monotonic() < give_up_at:
+        for orphan in _marked(package, mark):
+            family.setdefault(orphan.pid, orphan)
+        _grow(family)
+        if time.monotonic() >= patient_until:
+            if not family:
+                return
+            end(list(family.values()))
+        time.sleep(POLL_S[0])
+
+
+def _marked(package: Path, mark: str) -> list[psutil.Process]:
+    """Processes out of the package that carry the mark: agents that were started in the driver's last moment.
+
+    (A process that has set its title may have overwritten its environment; by then it is known by descent.)
+    """
+    found = []
+    for process in psutil.process_iter():
+        try:
+            inside = any(f"{package}{os.sep}" in word for word in process.cmdline())
+            if inside and process.environ().get(MARK_ENV) == mark:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
 
 
 def ray_children(parent: int, package: Path) -> list[psutil.Process]:
@@ -99,4 +137,4 @@ def _grow(family: dict[int, psutil.Process]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

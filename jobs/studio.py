@@ -91,6 +91,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(2048)  # now, not when the server is up: who reads the address may connect at once and waits
     except OSError as error:
         raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from None
     return listener

@@ -35,7 +35,7 @@ from rayrl.studio.responses import CaseDetail, Comparison, Experiment, Metrics, 
 from rayrl.workbench import tables
 from rayrl.workbench.cases import Case, automatic_id
 from rayrl.workbench.compare import compare
-from rayrl.workbench.experiments import Params
+from rayrl.workbench.experiments import Params, changed_params
 from rayrl.workbench.exports import bundle, compare_rows, export, result_rows, review_rows
 from rayrl.workbench.matrix import create_matrix, matrix_table
 from rayrl.workbench.metrics import experiment_metrics
@@ -167,7 +167,7 @@ def clone(ctx: Ctx, experiment_id: ExperimentId, body: CloneRequest, key: Key = 
     changes = body.model_dump(exclude_none=True)
     if body.params is not None:
         base = ctx.bench.experiments.get(experiment_id)
-        _safe(Params.model_validate({**base["params"], **body.params}))
+        _safe(changed_params(base["params"], body.params))
     return ctx.once(key, f"clone {experiment_id}", changes, lambda: ctx.bench.experiments.clone(experiment_id, changes))
 
 

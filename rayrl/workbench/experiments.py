@@ -13,6 +13,7 @@ import yaml
 from pydantic import Field
 from sqlalchemy import Connection, func, insert, select, update
 
+from rayrl.config import parse_config
 from rayrl.errors import DataError, RunConflictError
 from rayrl.models.config import ModelConfig
 from rayrl.models.registry import model_identity
@@ -130,7 +131,7 @@ class Experiments:
             "model_version": None if "model" in changes else base["model_version"],
             "concurrency": base["concurrency"],
         }
-        params = Params.model_validate({**base["params"], **(changes.get("params") or {})})
+        params = changed_params(base["params"], changes.get("params") or {})
         facts |= {key: value for key, value in changes.items() if key != "params" and value is not None}
         return self.create(**facts, params=params, cloned_from=experiment_id)
 
@@ -239,6 +240,15 @@ class Experiments:
                     connection.execute(update(_E).where(_E.c.id == experiment_id).values(values))
                 self.store.note(connection, experiment_id, "retry", {"which": which, "cases": n})
         return n
+
+
+def changed_params(base: JsonDict, changes: JsonDict) -> Params:
+    """Parameters with some of them exchanged.
+
+    Raises:
+        ConfigError: an unknown one, or a value that is not allowed; names the key.
+    """
+    return parse_config({**base, **changes}, Params, source="params")
 
 
 def fingerprint(dataset: JsonDict, snapshot: JsonDict, model: JsonDict, params: Params) -> str:

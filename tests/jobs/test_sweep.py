@@ -7,10 +7,9 @@ from pathlib import Path
 
 import orjson
 import pytest
-import ray
 import yaml
 
-from jobs.sweep import SweepConfig, cpus_needed, finished, main, make_trials, run_sweep
+from jobs.sweep import SweepConfig, cpus_needed, finished, main, make_trials
 from rayrl.config import configs_root, load_config
 from rayrl.errors import ConfigError
 from tests.jobs.training_configs import small_config
@@ -79,14 +78,11 @@ def test_sweep_killed_half_way_repeats_no_finished_trial(tmp_path):
     done = [t for t in trials if finished(config, t)]
     assert 0 < len(done) < len(trials)
     stamps = {t.id: (t.folder / "result.json").stat().st_mtime_ns for t in done}
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    try:
-        result = run_sweep(config, trials)
-    finally:
-        ray.shutdown()
+    subprocess.run(command, cwd=configs_root().parent, env=environment, check=True, timeout=240)
+    result = orjson.loads((Path(config.output) / "results.json").read_bytes())
     assert result["skipped"] == len(done)
     assert result["failed"] == 0
     assert {t.id: (t.folder / "result.json").stat().st_mtime_ns for t in done} == stamps
     groups = [p for t in trials for p in Path(t.folder).glob("wandb/offline-run-*")]
     assert len({p.parent.parent for p in groups}) == len(trials)
-    assert orjson.loads((Path(config.output) / "results.json").read_bytes())["trials"][0]["balanced"] is not None
+    assert result["trials"][0]["balanced"] is not None
