@@ -130,7 +130,9 @@ def store(n: int) -> dict[str, Any]:
             "low confidence first": (Filter(sort="confidence"), None),
             "search": (Filter(search="周末"), None),
             "search without a hit": (Filter(search="这句话没有"), None),
+            "search for letters, without a hit": (Filter(search="no such words"), None),
             "reviewed, none there": (Filter(review="any"), None),
+            "not reviewed, in the middle": (Filter(review="none"), middle),
         }
         found["pages"] = {}
         for name, (filters, cursor) in pages.items():

@@ -7,16 +7,17 @@ test is McNemar's exact one on first repeats (assumes independent cases), by dom
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
+from typing import Any, NamedTuple
 
+from scipy import special
 from sqlalchemy import and_, select
 
 from rayrl.evaluation.paired import holm, mcnemar_exact
 from rayrl.schemas import JsonDict
 from rayrl.skills.diff import diff_skills
 from rayrl.workbench import tables
-from rayrl.workbench.metrics import Judged, flake, score
+from rayrl.workbench.metrics import flake, score_pairs
 from rayrl.workbench.workbench import Workbench
 
 ALPHA = 0.05
@@ -24,11 +25,11 @@ REASON_THRESHOLD = 0.6
 _R, _C = tables.results, tables.cases
 
 
-@dataclass(frozen=True)
-class Side:
-    """One case on one side."""
+class Side(NamedTuple):
+    """One case on one side, in the order of the columns it is read from."""
 
     ordinal: int
+    repeat: int
     case_id: str
     domain: str
     gold: str | None
@@ -93,17 +94,22 @@ def needed_discordant(fixed: int, regressed: int, *, limit: int = 100_000) -> in
     if share >= 0.5:
         return None
     low, high = max(total, 6), max(total, 6)
-    while mcnemar_exact(round(high * share), high - round(high * share)) >= ALPHA:
+    while _significance(round(high * share), high) >= ALPHA:
         low, high = high, high * 2
         if high > limit:
             return None
     while low < high:
         middle = (low + high) // 2
-        if mcnemar_exact(round(middle * share), middle - round(middle * share)) < ALPHA:
+        if _significance(round(middle * share), middle) < ALPHA:
             high = middle
         else:
             low = middle + 1
     return high
+
+
+def _significance(fewer: int, n: int) -> float:
+    """McNemar's exact p value for ``fewer`` of ``n`` discordant cases, straight from the binomial distribution."""
+    return min(1.0, 2.0 * float(special.bdtr(fewer, n, 0.5)))
 
 
 def compare(
@@ -178,10 +184,17 @@ def _classify(left: Side, right: Side, threshold: float, groups: dict[str, list[
 
 
 def _pair(pairs: list[tuple[Side, Side]], classes: list[str]) -> JsonDict:
-    left = score([Judged(a.case_id, a.domain, a.gold or "", a.prediction) for a, _ in pairs], classes)
-    right = score([Judged(b.case_id, b.domain, b.gold or "", b.prediction) for _, b in pairs], classes)
-    fixed = sum(b.right and not a.right for a, b in pairs)
-    regressed = sum(a.right and not b.right for a, b in pairs)
+    # few different triples, however many cases
+    tally = Counter((a.gold or "", a.prediction, b.prediction) for a, b in pairs)
+    said_a: Counter[tuple[str, str | None]] = Counter()
+    said_b: Counter[tuple[str, str | None]] = Counter()
+    fixed = regressed = 0
+    for (gold, one, two), n in tally.items():
+        said_a[gold, one] += n
+        said_b[gold, two] += n
+        fixed += n * (one != gold and two == gold)
+        regressed += n * (one == gold and two != gold)
+    left, right = score_pairs(said_a, classes), score_pairs(said_b, classes)
     names = ("accuracy", "macro_f1", "kappa")
     return {
         "n": len(pairs),
@@ -233,11 +246,7 @@ def _rows(bench: Workbench, experiment: JsonDict) -> list[Any]:
 
 
 def _firsts(rows: list[Any]) -> dict[str, Side]:
-    out = {}
-    for r in rows:
-        if r[1] == 0:
-            out[r[2]] = Side(r[0], r[2], r[3], r[4], r[5], r[6], r[7], r[8], r[9], r[10])
-    return out
+    return {row[2]: Side._make(row) for row in rows if row[1] == 0}
 
 
 def _repeat_similarity(*sides: list[Any]) -> float:

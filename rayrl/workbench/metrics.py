@@ -8,7 +8,7 @@ a say. A verdict outside of the classes is ``(other)``. Rates carry Wilson inter
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,12 +53,18 @@ def kappa(matrix: np.ndarray[Any, Any]) -> float | None:
 
 def score(cases: Sequence[Judged], classes: list[str]) -> JsonDict:
     """Accuracy, per class precision, recall and F1, macro F1, kappa and the confusion matrix (rows: label)."""
+    return score_pairs(Counter((case.gold, case.prediction) for case in cases), classes)
+
+
+def score_pairs(pairs: Mapping[tuple[str, str | None], int], classes: list[str]) -> JsonDict:
+    """The figures of :func:`score` from counts of (label, verdict)."""
     columns = [*classes, NONE, OTHER]
     place = {name: index for index, name in enumerate(columns)}
     matrix = np.zeros((len(columns), len(columns)), dtype=np.int64)
-    pairs = Counter((case.gold, NONE if case.prediction is None else case.prediction) for case in cases)
     for (gold, prediction), n in pairs.items():
-        matrix[place.get(gold, place[OTHER]), place.get(prediction, place[OTHER])] += n
+        column = NONE if prediction is None else prediction
+        matrix[place.get(gold, place[OTHER]), place.get(column, place[OTHER])] += n
+    total = int(matrix.sum())
     per_class = {}
     for name in classes:
         i = place[name]
@@ -72,8 +78,8 @@ def score(cases: Sequence[Judged], classes: list[str]) -> JsonDict:
         }
     known: list[float] = [f1 for c in per_class.values() if isinstance(f1 := c["f1"], float)]
     return {
-        "n": len(cases),
-        "accuracy": rate(int(np.trace(matrix)), len(cases)),
+        "n": total,
+        "accuracy": rate(int(np.trace(matrix)), total),
         "macro_f1": sum(known) / len(known) if known else None,
         "kappa": kappa(matrix),
         "classes": per_class,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import orjson
 from pydantic import Field
-from sqlalchemy import Select, and_, select
+from sqlalchemy import Select, and_, func, select, tuple_
 
 from rayrl.errors import DataError
 from rayrl.schemas import Frozen, JsonDict
@@ -80,8 +80,10 @@ def _after(cursor: str, by_confidence: bool) -> Any:
             raise ValueError(cursor)
     except (ValueError, IndexError):
         raise DataError(f"{cursor[:40]!r} is no cursor of this list") from None
-    later = (_R.c.ordinal > ordinal) | ((_R.c.ordinal == ordinal) & (_R.c.repeat > repeat))
-    return (_R.c.confidence > confidence) | ((_R.c.confidence == confidence) & later) if by_confidence else later
+    # comparisons of whole rows: the index is entered at the place, an OR of columns would be scanned up to it
+    if by_confidence:
+        return tuple_(_R.c.confidence, _R.c.ordinal, _R.c.repeat) > (confidence, ordinal, repeat)
+    return tuple_(_R.c.ordinal, _R.c.repeat) > (ordinal, repeat)
 
 
 def _filtered(experiment: JsonDict, f: Filter) -> Select[Any]:
@@ -104,16 +106,27 @@ def _filtered(experiment: JsonDict, f: Filter) -> Select[Any]:
         low = Params.model_validate(experiment["params"]).low_confidence
         query = query.where((_R.c.agrees == 0) | (_R.c.confidence < low) | (_R.c.evidence == "none"))
     if f.search:
-        escaped = f.search.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-        query = query.where(
-            _C.c.query.like(f"%{escaped}%", escape="\\") | _C.c.case_id.like(f"%{escaped}%", escape="\\")
-        )
+        hits = select(_C.c.ordinal).where(_C.c.dataset_id == experiment["dataset_id"], _contains(f.search))
+        query = query.where(_R.c.ordinal.in_(hits))
     if f.review is not None:
-        newest = select(_V.c.verdict).where(_V.c.experiment_id == _R.c.experiment_id, _V.c.ordinal == _R.c.ordinal)
-        found = newest.order_by(_V.c.version.desc()).limit(1).scalar_subquery()
-        conditions = {"any": found.is_not(None), "none": found.is_(None)}
-        query = query.where(conditions.get(f.review, found == f.review))
+        newest = select(_V.c.ordinal, _V.c.verdict, func.max(_V.c.version)).group_by(_V.c.ordinal)
+        reviewed = newest.where(_V.c.experiment_id == experiment["id"]).subquery()
+        if f.review == "none":
+            query = query.where(_R.c.ordinal.not_in(select(reviewed.c.ordinal)))
+        else:
+            chosen = select(reviewed.c.ordinal)
+            query = query.where(
+                _R.c.ordinal.in_(chosen if f.review == "any" else chosen.where(reviewed.c.verdict == f.review))
+            )
     return query
+
+
+def _contains(text: str) -> Any:
+    """Cases whose query or id holds a text, small and capital letters alike. A covering index serves it."""
+    if text.upper() == text.lower():
+        return (func.instr(_C.c.query, text) > 0) | (func.instr(_C.c.case_id, text) > 0)
+    escaped = text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    return _C.c.query.like(f"%{escaped}%", escape="\\") | _C.c.case_id.like(f"%{escaped}%", escape="\\")
 
 
 def _shown(row: JsonDict) -> JsonDict:

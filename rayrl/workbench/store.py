@@ -25,7 +25,7 @@ from rayrl.errors import DataError
 from rayrl.schemas import JsonDict, sha256_hex
 from rayrl.workbench import tables
 
-HEAD = "0001"
+HEAD = "0002"
 BUSY_MS = 30_000
 
 

@@ -78,6 +78,7 @@ cases = Table(
     Column("input_sha256", String, nullable=False),
     Column("body", JSON, nullable=False),
     UniqueConstraint("dataset_id", "case_id"),
+    Index("cases_by_text", "dataset_id", "ordinal", "case_id", "query"),
 )
 
 snapshots = Table(
