@@ -1,4 +1,4 @@
-"""The application: routes, errors as JSON, the guard in front, the supervisor behind."""
+"""The application: routes, errors as JSON or as pages, the guard in front, the supervisor behind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from rayrl import __version__
@@ -16,6 +16,7 @@ from rayrl.errors import ConfigError, DataError, RunConflictError, UserError
 from rayrl.studio import api_data, api_experiments, api_sessions
 from rayrl.studio.config import StudioConfig
 from rayrl.studio.context import Context
+from rayrl.studio.pages import shell
 from rayrl.studio.responses import ErrorAnswer
 from rayrl.studio.security import Guard
 from rayrl.workbench.launcher import Supervisor
@@ -93,33 +94,35 @@ def create_app(
         """Whether the application answers."""
         return {"status": "ok", "version": __version__}
 
+    app.state.token = token
+    shell.include(app)
     _errors(app)
     app.add_middleware(Guard, config=config, token=token)
     return app
 
 
 def _errors(app: FastAPI) -> None:
-    async def user_error(request: Request, error: Exception) -> JSONResponse:
+    async def user_error(request: Request, error: Exception) -> Response:
         status = next(code for kind, code in STATUS if isinstance(error, kind))
-        return _body(status, type(error).__name__, str(error))
+        return _body(request, status, type(error).__name__, str(error))
 
-    async def invalid(request: Request, error: Exception) -> JSONResponse:
+    async def invalid(request: Request, error: Exception) -> Response:
         details = error.errors() if isinstance(error, RequestValidationError) else []
         found = [
             {"field": ".".join(str(part) for part in item["loc"]), "message": str(item["msg"])} for item in details[:50]
         ]
         text = "; ".join(f"{item['field']}: {item['message']}" for item in found[:5])
         broken = any(item["type"] == "json_invalid" for item in details)
-        return _body(400 if broken else 422, "Invalid", text, found)
+        return _body(request, 400 if broken else 422, "Invalid", text, found)
 
-    async def http_error(request: Request, error: Exception) -> JSONResponse:
+    async def http_error(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-        return _body(status, "Http", str(getattr(error, "detail", error)), headers=headers)
+        return _body(request, status, "Http", str(getattr(error, "detail", error)), headers=headers)
 
-    async def unusable(request: Request, error: Exception) -> JSONResponse:
+    async def unusable(request: Request, error: Exception) -> Response:
         # half surrogates, numbers beyond 64 bits, nesting without end: text that no database or parser takes
-        return _body(422, "Invalid", f"a value cannot be stored ({type(error).__name__})")
+        return _body(request, 422, "Invalid", f"a value cannot be stored ({type(error).__name__})")
 
     app.add_exception_handler(UserError, user_error)
     app.add_exception_handler(RequestValidationError, invalid)
@@ -129,8 +132,15 @@ def _errors(app: FastAPI) -> None:
 
 
 def _body(
-    status: int, kind: str, message: str, detail: Any = None, headers: dict[str, str] | None = None
-) -> JSONResponse:
+    request: Request,
+    status: int,
+    kind: str,
+    message: str,
+    detail: Any = None,
+    headers: dict[str, str] | None = None,
+) -> Response:
     shown = message.encode("utf-8", "replace").decode()
+    if shell.wants_page(request):
+        return shell.error_page(request, status, shown)
     content = {"error": {"type": kind, "message": shown, "detail": detail}}
     return JSONResponse(content, status_code=status, headers=headers)

@@ -2,13 +2,17 @@
 
 * Host must be a loopback name or a configured one (against DNS rebinding);
 * a request that changes something must come from our own origin, if it says where it comes from;
-* with a token set, every request needs it, as ``Authorization: Bearer`` or in the cookie ``rayrl_token``;
-* bodies are bounded while they arrive; answers carry a content security policy that allows our own scripts only.
+* with a token set, every request needs it, as ``Authorization: Bearer`` or in the cookie ``rayrl_token``; browsers
+  without one are led to the page that asks for it;
+* bodies are bounded while they arrive; answers carry a content security policy that allows our own scripts only. Style
+  attributes are allowed: the charts set them, and no text from outside becomes one. The referrer stays within our
+  origin, without which browsers would not say where a form comes from.
 """
 
 from __future__ import annotations
 
 import hmac
+import html
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from http.cookies import CookieError, SimpleCookie
@@ -26,19 +30,22 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 HEADERS = [
     (b"content-security-policy", POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
+    (b"referrer-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"x-frame-options", b"DENY"),
 ]
 SAFE = {"GET", "HEAD", "OPTIONS"}
 COOKIE = "rayrl_token"
 SMALL = 4 * 1024 * 1024
+SIGN_IN = "/sign-in"
+OPEN = (SIGN_IN, "/static/studio.css", "/static/studio.js")
+"""Paths that need no token."""
 
 
 class _TooLargeError(Exception):
@@ -62,15 +69,16 @@ class Guard:
         if scope["type"] != "http":
             return  # no web sockets here; the server closes it
         headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
-        refusal = self._refusal(scope["method"], headers)
+        browser = "text/html" in headers.get("accept", "") and not scope["path"].startswith("/api")
+        refusal = self._refusal(scope["method"], scope["path"], headers)
         if refusal is not None:
-            await _answer(send, *refusal)
+            await _answer(send, *refusal, browser=browser)
             return
         uploads = scope["path"].rstrip("/").endswith("/datasets") and scope["method"] == "POST"
         limit = self.max_upload if uploads else SMALL
         length = headers.get("content-length", "")
         if length.isdigit() and int(length) > limit:
-            await _answer(send, 413, f"the body has more than {limit // 1024 // 1024} MB")
+            await _answer(send, 413, f"the body has more than {limit // 1024 // 1024} MB", browser=browser)
             return
         started, received = False, 0
 
@@ -94,9 +102,9 @@ class Guard:
         with suppress(_TooLargeError):
             await self.app(scope, guarded_receive, guarded_send)
         if received > limit and not started:
-            await _answer(send, 413, f"the body has more than {limit // 1024 // 1024} MB")
+            await _answer(send, 413, f"the body has more than {limit // 1024 // 1024} MB", browser=browser)
 
-    def _refusal(self, method: str, headers: dict[str, str]) -> tuple[int, str] | None:
+    def _refusal(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
         host = headers.get("host", "")
         name = urlsplit(f"//{host}").hostname if _plausible(host) else None
         if name is None or not (is_loopback(name) or name in self.hosts):
@@ -107,7 +115,7 @@ class Guard:
                 return 403, "the request comes from another origin"
             if origin == "null" or headers.get("sec-fetch-site") in ("cross-site", "same-site"):
                 return 403, "the request comes from another site"
-        if self.token is not None and not self._has_token(headers):
+        if self.token is not None and path not in OPEN and not self._has_token(headers):
             return 401, "a token is needed: Authorization: Bearer TOKEN"
         return None
 
@@ -130,9 +138,21 @@ def _plausible(host: str) -> bool:
     return bool(host)
 
 
-async def _answer(send: Send, status: int, message: str) -> None:
-    body = orjson.dumps({"error": {"type": "Refused", "message": message}})
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *HEADERS]
+async def _answer(send: Send, status: int, message: str, *, browser: bool = False) -> None:
+    if browser and status == 401:
+        headers = [(b"location", SIGN_IN.encode()), (b"content-length", b"0"), *HEADERS]
+        await send({"type": "http.response.start", "status": 303, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+        return
+    if browser:
+        text = f"<!doctype html><html lang=en><title>{status}</title><link rel=stylesheet href=/static/studio.css>"
+        body = (
+            f"{text}<main><h1>{status}</h1><p>{html.escape(message)}</p><p><a href=/>rayrl studio</a></main>".encode()
+        )
+    else:
+        body = orjson.dumps({"error": {"type": "Refused", "message": message}})
+    kind = b"text/html; charset=utf-8" if browser else b"application/json"
+    headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), *HEADERS]
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
