@@ -105,7 +105,7 @@ def local_model(context: Context) -> JsonDict:
         context.out.print(reason, markup=False)
         return {"skipped": reason}
     result = _roll_out(
-        context, LOCAL_CONFIG, ["experiment.name=quickstart-local-llm", "tasks.sample_size=3", "runtime.max_actions=5"]
+        context, LOCAL_CONFIG, ["experiment.name=quickstart-local-llm", "tasks.sample_size=2", "runtime.max_actions=5"]
     )
     _say_run(context, "SmolLM2-135M, a real but weak model", result)
     context.runs["local-llm"] = result
@@ -120,13 +120,14 @@ def training(context: Context) -> JsonDict:
         reason = f"skipped: {', '.join(missing)} not installed (see docs/dependencies.md)"
         context.out.print(reason, markup=False)
         return {"skipped": reason}
-    from jobs.train_quickstart import quickstart_training, training_table
+    from jobs.train_quickstart import difference_lines, quickstart_training, training_table
 
     out_dir = default_root() / "quickstart-training"
     done = out_dir / "quickstart_training.json"
     result: JsonDict = orjson.loads(done.read_bytes()) if done.exists() else quickstart_training(out_dir)
     context.out.print(training_table(result))
-    context.out.print(result["note"], markup=False)
+    for line in [*difference_lines(result), result["note"]]:
+        context.out.print(line, markup=False)
     gate = _shown(Path(result["gate"]))
     question = "How long does the concrete need to cure?"
     context.next_steps.append((f'./run rayrl gate "{question}" --gate {gate}', "ask the trained gate"))

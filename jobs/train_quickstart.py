@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import torch
 from rich.table import Table
@@ -21,6 +22,7 @@ from learners.methods import play
 from learners.training import TrainConfig, build_run, run_sft, train
 from rayrl.config import find_config, load_config
 from rayrl.retrieval import baselines as base
+from rayrl.retrieval.compare import Units, bootstrap, weighted
 from rayrl.retrieval.gate import export_gate
 from rayrl.retrieval.mdp import Outcome
 from rayrl.retrieval.oracle import oracle_returns
@@ -70,7 +72,15 @@ def quickstart_training(out_dir: Path, *, seconds_budget: float = 30.0) -> dict[
         train(learner, LocalCollector(run.player, config.collect.staleness), on_update=on_update)
     outcomes["SFT + TRACE"] = play(learner.policy, world, mdp)
     oracle = oracle_returns(world, mdp)
-    rows = [{"policy": name, **score(o, world.kind).model_dump()} for name, o in outcomes.items()]
+    units = {name: _units(o.returns, world.kind) for name, o in outcomes.items()}
+    rows = [
+        {
+            "policy": name,
+            **score(o, world.kind).model_dump(),
+            "balanced_interval": bootstrap(units[name], by="question"),
+        }
+        for name, o in outcomes.items()
+    ]
     rows.append({"policy": "oracle", **_oracle_row(oracle, world.kind)})
     out_dir.mkdir(parents=True, exist_ok=True)
     gate = export_gate(out_dir / "gate", run.material, config.task, mdp, task.view, learner.policy)
@@ -80,12 +90,16 @@ def quickstart_training(out_dir: Path, *, seconds_budget: float = 30.0) -> dict[
         "split": config.fold.split,
         "unseen_questions": world.rows,
         "rows": rows,
+        "differences": {
+            f"SFT + TRACE - {rival}": _difference(units["SFT + TRACE"], units[rival])
+            for rival in ("tuned threshold", "planned logistic", "SFT")
+        },
         "updates": learner.state.updates,
         "planned_updates": config.rl.updates,
         "env_steps": learner.state.env_steps,
         "gate": str(gate),
         "seconds": {"data": round(data_seconds, 2), "total": round(time.monotonic() - began, 2)},
-        "note": "one fold; single-fold figures move by several tenths. Intervals: rayrl evaluate-policy --full",
+        "note": "one fold, one memory; intervals are over its questions alone. All folds: rayrl evaluate-policy --full",
     }
     (out_dir / "quickstart_training.json").write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2))
     return result
@@ -94,13 +108,41 @@ def quickstart_training(out_dir: Path, *, seconds_budget: float = 30.0) -> dict[
 def training_table(result: dict[str, Any]) -> Table:
     """The result as a table for the terminal."""
     title = f"{result['unseen_questions']} unseen questions, {result['mode']} mode, {result['actions']} actions"
-    table = Table("policy", *(c.replace("return_", "").replace("_", " ") for c in COLUMNS), title=title)
+    headers = [c.replace("return_", "").replace("_", " ") for c in COLUMNS]
+    table = Table("policy", headers[0], "95% interval", *headers[1:], title=title)
     for row in result["rows"]:
-        table.add_row(row["policy"], *("-" if row.get(c) is None else f"{row[c]:.2f}" for c in COLUMNS))
+        figures = ["-" if row.get(c) is None else f"{row[c]:.2f}" for c in COLUMNS]
+        low, high = row["balanced_interval"]
+        table.add_row(row["policy"], figures[0], f"[{low:.2f}, {high:.2f}]", *figures[1:])
     return table
 
 
-def _oracle_row(returns: torch.Tensor, kind: torch.Tensor) -> dict[str, float]:
+def difference_lines(result: dict[str, Any]) -> list[str]:
+    """The paired differences of the trained policy as sentences' worth of text."""
+    return [
+        f"{name}: {d['mean']:+.2f}  95% interval [{d['interval'][0]:+.2f}, {d['interval'][1]:+.2f}]"
+        for name, d in result["differences"].items()
+    ]
+
+
+def _units(returns: torch.Tensor, kind: torch.Tensor) -> Units:
+    values = np.full((returns.shape[0], 3), np.nan)
+    values[np.arange(returns.shape[0]), kind.numpy()] = returns.numpy()
+    return Units(values, np.full(returns.shape[0], "question"))
+
+
+def _difference(mine: Units, other: Units) -> dict[str, Any]:
+    """Paired by question: the same rows in the same order."""
+    units = Units(mine.values - other.values, mine.category)
+    return {"mean": weighted(units.values), "interval": bootstrap(units, by="question")}
+
+
+def _oracle_row(returns: torch.Tensor, kind: torch.Tensor) -> dict[str, Any]:
     by_kind = [float(returns[kind == int(k)].mean()) for k in Kind]
-    balanced = sum(w * r for w, r in zip(BALANCED, by_kind, strict=True))
-    return {"balanced": balanced, "return_a": by_kind[0], "return_near_b": by_kind[1], "return_far_b": by_kind[2]}
+    return {
+        "balanced": sum(w * r for w, r in zip(BALANCED, by_kind, strict=True)),
+        "balanced_interval": bootstrap(_units(returns, kind), by="question"),
+        "return_a": by_kind[0],
+        "return_near_b": by_kind[1],
+        "return_far_b": by_kind[2],
+    }
