@@ -2,6 +2,7 @@
 
 import json
 import resource
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -230,3 +231,58 @@ def test_format_is_told_by_content_first():
     assert guess_format("x.csv", b"PK\x03\x04") == "xlsx"
     assert guess_format("x", b' {"a": 1}') == "jsonl"
     assert guess_format("x.txt", b"a,b") == "csv"
+
+
+def test_the_last_cell_of_a_sheet_is_read_in_a_small_child(tmp_path):
+    """Readers that believe in the used range ask for hundreds of gigabytes here."""
+    path = tmp_path / "f"
+    path.write_bytes(workbook(("S", sheet([HEAD, (1048576, [cell("XFD1048576", "x")])]))))
+    assert path.stat().st_size < 4900
+    table = read_file(path, Options(format="xlsx"), Limits(memory=128 * 1024 * 1024, cpu_s=5))
+    assert table.places == ["S!1048576"]
+
+
+def damaged(data, random):
+    out = bytearray(data)
+    for _ in range(random.randint(1, 6)):
+        at = random.randrange(len(out) + 1)
+        kind = random.randrange(3)
+        if kind == 0 and at < len(out):
+            out[at] = random.randrange(256)
+        elif kind == 1:
+            out[at:at] = random.choice([b'"', b"\n", b"\0", b"<", b">", b"1e999", b"9" * 40, b"NaN", b"\xff", b"{"])
+        else:
+            del out[at : at + random.randint(1, 30)]
+    return bytes(out)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "xlsx", "xlsx part"])
+def test_damage_is_an_error_with_words_or_rows_and_nothing_else(kind):
+    """Broken bytes anywhere: zip directory, compressed data, XML, numbers, quoting. Same seeds each time."""
+    random = Random(3)
+    styles = '<numFmts><numFmt numFmtId="170" formatCode="yyyy"/></numFmts><cellXfs><xf numFmtId="170"/></cellXfs>'
+    body = sheet([HEAD, (2, [cell("A2", "1"), '<c r="B2" s="0"><v>45000.5</v></c>'])])
+    whole = {"csv": b'id,q\n1,"a,b"\n2,c\n' * 5, "jsonl": b'{"id": 1, "q": {"x": [1, 2]}}\n' * 5}
+    whole["xlsx"] = workbook(("S", body), styles=styles)
+    for _ in range(400):
+        if kind == "xlsx part":
+            parts = {"styles": damaged(styles.encode(), random).decode("latin-1")} if random.random() < 0.5 else {}
+            xml = body if parts else damaged(body.encode(), random).decode("latin-1")
+            data = workbook(("S", xml), styles=parts.get("styles", styles))
+        else:
+            data = damaged(whole[kind], random)
+        try:
+            table = read_bytes(data, Options(format=kind.split()[0], fill_merged=True), Limits(max_rows=5000))
+        except ReadError as error:
+            assert str(error)
+        else:
+            assert table.rows and len(table.rows) == len(table.places)
+
+
+def test_numbers_that_are_none_stay_text_and_bad_references_are_named():
+    rows = [(2, ['<c r="A2"><v>1e999</v></c>', '<c r="B2"><v>NaN</v></c>'])]
+    assert read(workbook(("S", sheet([HEAD, *rows]))), "xlsx").rows == [{"id": "1e999", "query": "NaN"}]
+    with pytest.raises(ReadError, match="the style of cell S!A2 has the number 'x'"):
+        read(workbook(("S", sheet([HEAD, (2, ['<c r="A2" s="x"><v>1</v></c>'])]))), "xlsx")
+    with pytest.raises(ReadError, match="a row of sheet 'S' has the number 'zwei'"):
+        read(workbook(("S", sheet([HEAD, ("zwei", ["<c><v>1</v></c>"])]))), "xlsx")

@@ -122,6 +122,9 @@ def main(target: str) -> int:
     except MemoryError:
         print("out of memory", file=sys.stderr)
         return 4
+    except Exception as error:  # whatever else a file of strangers provokes: it is the file, not the limits
+        print(f"the file is damaged ({type(error).__name__}: {str(error)[:200]})", file=sys.stderr)
+        return 3
     return 0
 
 

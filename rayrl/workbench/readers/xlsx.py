@@ -9,9 +9,12 @@ refused, so there are no entities to expand.
 from __future__ import annotations
 
 import io
+import lzma
+import math
 import posixpath
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
@@ -22,6 +25,8 @@ from rayrl.workbench.readers.rows import MAX_SAFE_INTEGER, Limits, Options, Read
 _MAIN = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 _STRICT = "{http://purl.oclc.org/ooxml/spreadsheetml/main}"
 _REF = re.compile(r"^([A-Z]{1,3})([0-9]{1,7})$")
+DAMAGE = (ParseError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, RuntimeError)
+"""What a broken package or part raises, depending on the byte that is wrong (NotImplementedError included)."""
 _DATE_IDS = {*range(14, 23), *range(27, 37), *range(45, 48), *range(50, 59)}
 
 
@@ -151,7 +156,7 @@ class _Workbook:
         for element in self._elements(sheet["part"], {"row", "c", "mergeCell"}, starts=frozenset({"row"})):
             tag = _tag(element)
             if tag == "row":
-                row, column = int(element.get("r") or row + 1), 0
+                row, column = _whole(element.get("r"), row + 1, f"a row of sheet {sheet['name']!r}"), 0
                 continue
             if tag == "mergeCell":
                 left, _, right = element.get("ref", "").partition(":")
@@ -197,7 +202,7 @@ class _Workbook:
         elif kind == "e":
             raise ReadError(f"cell {where} holds the error {raw}")
         elif kind == "n":
-            value = self._number(raw, int(cell.get("s") or 0), where, table)
+            value = self._number(raw, _whole(cell.get("s"), 0, f"the style of cell {where}"), where, table)
         else:
             value = raw
         if len(value) > self.limits.max_field:
@@ -208,6 +213,8 @@ class _Workbook:
         try:
             number = float(raw)
         except ValueError:
+            return raw
+        if not math.isfinite(number):
             return raw
         dates = self._date_styles()
         if style < len(dates) and dates[style] and 0 <= number < 2_958_466:
@@ -235,9 +242,12 @@ class _Workbook:
                 for element in self._elements("xl/styles.xml", {"numFmt", "cellXfs"}):
                     if _tag(element) == "numFmt":
                         code = re.sub(r'"[^"]*"|\[[^\]]*\]|\\.', "", element.get("formatCode", "")).lower()
-                        own[int(element.get("numFmtId", "0"))] = bool(re.search(r"[ymdhs]", code)) and "#" not in code
+                        date = bool(re.search(r"[ymdhs]", code)) and "#" not in code
+                        own[_whole(element.get("numFmtId"), 0, "a number format")] = date
+                            bool(re.search(r"[ymdhs]", code)) and "#" not in code
+                        )
                     else:
-                        ids = [int(xf.get("numFmtId", "0")) for xf in element]
+                        ids = [_whole(xf.get("numFmtId"), 0, "a cell format") for xf in element]
                         self.dates = [own.get(i, i in _DATE_IDS) for i in ids]
         return self.dates
 
@@ -270,7 +280,7 @@ class _Workbook:
                 yield from _finished(parser, stack, wanted, starts)
         except KeyError:
             raise ReadError(f"the workbook lacks its part {part}") from None
-        except (ParseError, zipfile.BadZipFile, EOFError, OSError) as error:
+        except DAMAGE as error:
             raise ReadError(f"{part} is damaged: {error}") from None
 
 
@@ -305,6 +315,14 @@ def _text(item: Element) -> str:
         elif tag == "r":
             out += [part.text or "" for part in child if _tag(part) == "t"]
     return re.sub(r"_x([0-9A-Fa-f]{4})_", lambda m: chr(int(m[1], 16)), "".join(out))
+
+
+def _whole(text: str | None, default: int, what: str) -> int:
+    if not text:
+        return default
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise ReadError(f"the workbook is damaged: {what} has the number {text[:40]!r}")
+    return int(text)
 
 
 def _place(reference: str) -> tuple[int, int]:
