@@ -8,12 +8,12 @@ a say. A verdict outside of the classes is ``(other)``. Rates carry Wilson inter
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from rayrl.evaluation.statistics import wilson
 from rayrl.schemas import JsonDict
@@ -21,7 +21,7 @@ from rayrl.workbench import tables
 from rayrl.workbench.store import Store
 
 NONE, OTHER = "(none)", "(other)"
-_R = tables.results
+_R, _V = tables.results, tables.reviews
 
 
 @dataclass(frozen=True)
@@ -100,45 +100,51 @@ def gold_under(view: str, gold: str | None, prediction: str | None, verdict: str
 
 
 def experiment_metrics(store: Store, experiment: JsonDict, classes: list[str], *, view: str = "original") -> JsonDict:
-    """All figures of an experiment under one view of the labels."""
-    rows, verdicts = _rows(store, experiment["id"])
-    judged, dropped, unlabelled, unfinished = [], 0, 0, 0
+    """All figures of an experiment under one view of the labels. Cases are counted by the database."""
+    rows = _groups(store, experiment["id"])
+    domains: dict[str, Counter[tuple[str, str | None]]] = {}
+    dropped = unlabelled = unfinished = 0
     for row in rows:
-        if row.repeat != 0:
+        if row["repeat"] != 0:
             continue
-        gold = gold_under(view, row.gold, row.prediction, verdicts.get(row.ordinal))
+        gold = gold_under(view, row["gold"], row["prediction"], row["verdict"])
         if gold is None:
-            unlabelled += 1
-        elif row.state in ("pending", "running", "cancelled"):
-            unfinished += 1
-        elif row.failure == "infrastructure":
-            dropped += 1
+            unlabelled += row["n"]
+        elif row["state"] in ("pending", "running", "cancelled"):
+            unfinished += row["n"]
+        elif row["failure"] == "infrastructure":
+            dropped += row["n"]
         else:
-            judged.append(Judged(row.case_id, row.domain, gold, row.prediction))
-    domains: dict[str, list[Judged]] = {}
-    for case in judged:
-        domains.setdefault(case.domain, []).append(case)
-    ended = [row for row in rows if row.state in ("completed", "failed")]
+            domains.setdefault(row["domain"], Counter())[gold, row["prediction"]] += row["n"]
+    overall: Counter[tuple[str, str | None]] = sum(domains.values(), Counter())
+    ended = [row for row in rows if row["state"] in ("completed", "failed")]
     return {
         "view": view,
         "denominators": {
             "cases": experiment["n_cases"],
-            "scored": len(judged),
+            "scored": sum(overall.values()),
             "without_label": unlabelled,
             "unfinished": unfinished,
             "infrastructure_failures": dropped,
         },
-        "overall": score(judged, classes),
-        "by_domain": {name: score(found, classes) for name, found in sorted(domains.items())},
-        "predictions": dict(Counter(row.prediction or NONE for row in ended if row.repeat == 0)),
-        "evidence": dict(Counter(row.evidence for row in ended if row.evidence)),
-        "failures": dict(Counter(row.failure for row in ended if row.failure)),
-        "flake": flake(rows),
+        "overall": score_pairs(overall, classes),
+        "by_domain": {name: score_pairs(found, classes) for name, found in sorted(domains.items())},
+        "predictions": _tally((row["prediction"] or NONE, row["n"]) for row in ended if row["repeat"] == 0),
+        "evidence": _tally((row["evidence"], row["n"]) for row in ended),
+        "failures": _tally((row["failure"], row["n"]) for row in ended),
+        "flake": flake(_repeats(store, experiment)),
         "usage": {
-            name: sum(getattr(row, name) or 0 for row in ended)
-            for name in ("model_calls", "prompt_tokens", "completion_tokens")
+            name: sum(row[name] or 0 for row in ended) for name in ("model_calls", "prompt_tokens", "completion_tokens")
         },
     }
+
+
+def _tally(pairs: Iterable[tuple[str | None, int]]) -> dict[str, int]:
+    out: Counter[str] = Counter()
+    for name, n in pairs:
+        if name:
+            out[name] += n
+    return dict(out)
 
 
 def flake(rows: Sequence[Any]) -> JsonDict:
@@ -151,14 +157,34 @@ def flake(rows: Sequence[Any]) -> JsonDict:
     return rate(sum(len(set(found)) > 1 for found in several), len(several))
 
 
-def _rows(store: Store, experiment_id: str) -> tuple[list[Any], dict[int, str]]:
-    columns = [_R.c[name] for name in ("ordinal", "repeat", "case_id", "domain", "gold", "state", "failure")]
-    columns += [_R.c[name] for name in ("prediction", "evidence", "model_calls", "prompt_tokens", "completion_tokens")]
+def _groups(store: Store, experiment_id: str) -> list[JsonDict]:
+    """Results counted by what figures depend on, the newest review verdict among it."""
+    names = ("repeat", "domain", "gold", "state", "failure", "prediction", "evidence")
+    sums = [func.sum(_R.c[name]).label(name) for name in ("model_calls", "prompt_tokens", "completion_tokens")]
+    mine = _V.c.experiment_id == experiment_id
+    newest = (
+        select(_V.c.ordinal, func.max(_V.c.version).label("version")).where(mine).group_by(_V.c.ordinal).subquery()
+    )
+    reviewed = (
+        select(_V.c.ordinal, _V.c.verdict)
+        .join(newest, (newest.c.ordinal == _V.c.ordinal) & (newest.c.version == _V.c.version))
+        .where(mine)
+        .subquery()
+    )
+    keys = [*(_R.c[name] for name in names), reviewed.c.verdict]
+    query = (
+        select(*keys, func.count().label("n"), *sums)
+        .select_from(_R.outerjoin(reviewed, reviewed.c.ordinal == _R.c.ordinal))
+        .where(_R.c.experiment_id == experiment_id)
+        .group_by(*keys)
+    )
     with store.read() as connection:
-        rows = list(connection.execute(select(*columns).where(_R.c.experiment_id == experiment_id)).all())
-        found = connection.execute(
-            select(tables.reviews.c.ordinal, tables.reviews.c.verdict)
-            .where(tables.reviews.c.experiment_id == experiment_id)
-            .order_by(tables.reviews.c.version)
-        ).all()
-    return rows, {row.ordinal: row.verdict for row in found}
+        return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def _repeats(store: Store, experiment: JsonDict) -> list[Any]:
+    if experiment["params"].get("repeats", 1) < 2:
+        return []
+    query = select(_R.c.ordinal, _R.c.state, _R.c.prediction).where(_R.c.experiment_id == experiment["id"])
+    with store.read() as connection:
+        return list(connection.execute(query).all())

@@ -71,6 +71,31 @@ def page(
     return {"items": [_shown(row) for row in rows], "next": following}
 
 
+def count(bench: Workbench, experiment_id: str, filters: Filter) -> int:
+    """How many results the filters leave."""
+    with bench.store.read() as connection:
+        found = _filtered(get_experiment(connection, experiment_id), filters).with_only_columns(func.count())
+        return int(connection.execute(found).scalar() or 0)
+
+
+def neighbours(
+    bench: Workbench, experiment_id: str, filters: Filter, ordinal: int, repeat: int = 0
+) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
+    """(ordinal, repeat) of the result before and after one in the filtered list in order of the data set."""
+    key = tuple_(_R.c.ordinal, _R.c.repeat)
+    out: list[tuple[int, int] | None] = []
+    with bench.store.read() as connection:
+        query = _filtered(get_experiment(connection, experiment_id), filters)
+        query = query.with_only_columns(_R.c.ordinal, _R.c.repeat).limit(1)
+        for there, order in (
+            (key < (ordinal, repeat), (_R.c.ordinal.desc(), _R.c.repeat.desc())),
+            (key > (ordinal, repeat), (_R.c.ordinal, _R.c.repeat)),
+        ):
+            row = connection.execute(query.where(there).order_by(*order)).first()
+            out.append((row[0], row[1]) if row else None)
+    return out[0], out[1]
+
+
 def _after(cursor: str, by_confidence: bool) -> Any:
     try:
         parts = cursor.split(".", 2)
