@@ -20,7 +20,9 @@ def console() -> Console:
 def print_json(value: Any) -> None:
     """Exactly one JSON object on stdout."""
     sys.stdout.flush()
-    sys.stdout.buffer.write(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_INDENT_2, default=str))
+    # keys may be a kind of str: those of database rows are
+    options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
+    sys.stdout.buffer.write(orjson.dumps(value, option=options, default=str))
     sys.stdout.buffer.write(b"\n")
     sys.stdout.flush()
 

@@ -287,6 +287,7 @@ def _sample(args: argparse.Namespace) -> int:
 
 
 def _dataset(bench: Any, args: argparse.Namespace) -> JsonDict:
+    from rayrl.config import parse_config
     from rayrl.workbench.mapping import DEFAULT_LABELS, FieldRule, MappingProfile, suggest
     from rayrl.workbench.readers.rows import Options
 
@@ -308,7 +309,8 @@ def _dataset(bench: Any, args: argparse.Namespace) -> JsonDict:
             for target, source in sources.items()
         }
         given = {key: value.split(",") for key, value in (_pair(item, "--label") for item in args.label)}
-        profile = MappingProfile(fields=fields, labels=given or {k: list(v) for k, v in DEFAULT_LABELS.items()})
+        body = {"fields": {target: rule.model_dump() for target, rule in fields.items()}}
+        profile = parse_config({**body, "labels": given or DEFAULT_LABELS}, MappingProfile, source="--map and --label")
         bench.datasets.save_profile(profile_name, profile, table.columns)
     found: JsonDict = bench.datasets.create(
         name=name, upload=upload["sha256"], options=options, profile_name=profile_name, skip_errors=args.skip_errors

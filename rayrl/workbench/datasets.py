@@ -90,7 +90,7 @@ class Datasets:
         table = self.uploads.read(upload, options)
         mapped = apply_profile(table, profile)
         if mapped.n_errors and not skip_errors:
-            lines = [f"  {e['place']}: {e['field']} {e['message']}" for e in mapped.errors[:10]]
+            lines = [f"  {e['place']}: {e['field']} {_shown(e['value'])}{e['message']}" for e in mapped.errors[:10]]
             raise DataError(f"{mapped.n_errors} of {len(table.rows)} rows cannot be used:\n" + "\n".join(lines))
         if not mapped.cases:
             raise DataError("no row gives a case; look at the preview of the mapping")
@@ -218,6 +218,10 @@ def get_dataset(connection: Connection, dataset_id: str) -> JsonDict:
     if row is None:
         raise MissingError(f"there is no data set {dataset_id!r}")
     return dict(row)
+
+
+def _shown(value: Any) -> str:
+    return "" if value in (None, "") else f"{str(value)[:60]!r}: "
 
 
 def _row(dataset_id: str, ordinal: int, case: Case) -> dict[str, Any]:

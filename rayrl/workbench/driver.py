@@ -28,13 +28,12 @@ from rayrl.skills.snapshot import Taken
 from rayrl.workbench import tables
 from rayrl.workbench.claims import LEASE_S, Claim, Claims, owner_alive, owner_name
 from rayrl.workbench.evidence import Outcome, normalise
-from rayrl.workbench.experiments import Params, get_experiment, prompt_template
+from rayrl.workbench.experiments import MAX_CONCURRENCY, Params, get_experiment, prompt_template
 from rayrl.workbench.store import now, write_atomic
 from rayrl.workbench.workbench import Workbench
 from rayrl.worker import FinishedAttempt, WorkerSpec
 
 _E, _R = tables.experiments, tables.results
-MAX_CONCURRENCY = 256
 BATCH_PRIORITY = -10
 
 

@@ -28,6 +28,7 @@ from rayrl.workbench.store import MissingError, Store, new_id, now
 _E, _R, _C = tables.experiments, tables.results, tables.cases
 STATES = ("created", "running", "paused", "completed", "cancelled", "invalid")
 CASE_STATES = ("pending", "running", "completed", "failed", "cancelled")
+MAX_CONCURRENCY = 256
 MOVES = {
     "start": ({"created"}, "running"),
     "pause": ({"running"}, "paused"),
@@ -85,8 +86,9 @@ class Experiments:
         """Freeze an experiment and lay out its cases as pending.
 
         Raises:
-            DataError: a part is not there.
+            DataError: a part is not there, or the concurrency is out of bounds.
         """
+        _check_concurrency(concurrency)
         profile = self.models.get(model, model_version)
         params = params or Params()
         with self.store.write() as connection:
@@ -196,7 +198,12 @@ class Experiments:
         return self.get(experiment_id)
 
     def set_concurrency(self, experiment_id: str, concurrency: int) -> JsonDict:
-        """Change how many cases run at once, also while running; noted in the events."""
+        """Change how many cases run at once, also while running; noted in the events.
+
+        Raises:
+            DataError: not 1 to 256, or no such experiment.
+        """
+        _check_concurrency(concurrency)
         with self.store.write() as connection:
             row = get_experiment(connection, experiment_id)
             connection.execute(update(_E).where(_E.c.id == experiment_id).values(concurrency=concurrency))
@@ -240,6 +247,11 @@ class Experiments:
                     connection.execute(update(_E).where(_E.c.id == experiment_id).values(values))
                 self.store.note(connection, experiment_id, "retry", {"which": which, "cases": n})
         return n
+
+
+def _check_concurrency(concurrency: int) -> None:
+    if not 1 <= concurrency <= MAX_CONCURRENCY:
+        raise DataError(f"concurrency must be 1 to {MAX_CONCURRENCY}, not {concurrency}")
 
 
 def changed_params(base: JsonDict, changes: JsonDict) -> Params:

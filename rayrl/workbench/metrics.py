@@ -162,9 +162,7 @@ def _groups(store: Store, experiment_id: str) -> list[JsonDict]:
     names = ("repeat", "domain", "gold", "state", "failure", "prediction", "evidence")
     sums = [func.sum(_R.c[name]).label(name) for name in ("model_calls", "prompt_tokens", "completion_tokens")]
     mine = _V.c.experiment_id == experiment_id
-    newest = (
-        select(_V.c.ordinal, func.max(_V.c.version).label("version")).where(mine).group_by(_V.c.ordinal).subquery()
-    )
+    newest = select(_V.c.ordinal, func.max(_V.c.version).label("version")).where(mine).group_by(_V.c.ordinal).subquery()
     reviewed = (
         select(_V.c.ordinal, _V.c.verdict)
         .join(newest, (newest.c.ordinal == _V.c.ordinal) & (newest.c.version == _V.c.version))

@@ -244,8 +244,6 @@ class _Workbook:
                         code = re.sub(r'"[^"]*"|\[[^\]]*\]|\\.', "", element.get("formatCode", "")).lower()
                         date = bool(re.search(r"[ymdhs]", code)) and "#" not in code
                         own[_whole(element.get("numFmtId"), 0, "a number format")] = date
-                            bool(re.search(r"[ymdhs]", code)) and "#" not in code
-                        )
                     else:
                         ids = [_whole(xf.get("numFmtId"), 0, "a cell format") for xf in element]
                         self.dates = [own.get(i, i in _DATE_IDS) for i in ids]
