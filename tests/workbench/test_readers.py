@@ -57,6 +57,11 @@ def test_unclosed_quote_is_an_error_at_its_line_and_swallows_nothing():
         read(data, "csv")
 
 
+def test_a_field_beyond_the_limit_is_named_as_that():
+    with pytest.raises(ReadError, match="line 2: a field has more than 1000000 characters"):
+        read(b"id,query\n1," + b"x" * 1_000_001 + b"\n", "csv")
+
+
 def test_rows_of_another_width_name_their_line():
     with pytest.raises(ReadError, match="line 3: 3 fields, but the header has 2"):
         read(b"a,b\n1,2\n1,2,3\n", "csv")

@@ -107,6 +107,10 @@ def read_csv(data: bytes, options: Options, limits: Limits) -> Table:
             table.rows.append(dict(zip(table.columns, record, strict=True)))
             table.places.append(f"line {place}")
     except csv.Error as error:
+        if "field limit" in str(error):
+            raise ReadError(
+                f"line {start}: a field has more than {limits.max_field} characters; is a quote left open?"
+            ) from None
         raise ReadError(f"line {start}: the CSV quoting is broken: {error}") from None
     return table
 
