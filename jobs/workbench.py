@@ -65,6 +65,7 @@ def _data_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--skip-errors", action="store_true", help="leave out rows that cannot be used")
     parser.add_argument("--encoding")
     parser.add_argument("--sheet")
+    parser.add_argument("--canaries", type=Path, metavar="FILE", help="YAML with checks to run first")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--mode", choices=("inprocess", "ray"), default="inprocess")
@@ -335,9 +336,15 @@ def _params(args: argparse.Namespace) -> Any:
     from rayrl.workbench.experiments import Params
 
     try:
-        return Params(repeats=args.repeats, mode=args.mode)
+        params = Params(repeats=args.repeats, mode=args.mode)
     except ValidationError as error:
         raise UserError(f"--repeats: {error.errors()[0]['msg']}") from None
+    if args.canaries is None:
+        return params
+    from rayrl.config import load_raw, parse_config
+
+    found = load_raw(args.canaries)
+    return parse_config({**params.model_dump(), "canaries": found.get("canaries")}, Params, source=str(args.canaries))
 
 
 def _pair(item: str, option: str) -> tuple[str, str]:

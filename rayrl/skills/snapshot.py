@@ -118,6 +118,17 @@ def take_folder(folder: Path) -> Taken:
     )
 
 
+def from_files(files: dict[str, bytes], name: str) -> Taken:
+    """A Skill made of bytes in memory.
+
+    Raises:
+        DataError: what was given is no Skill.
+    """
+    for path in files:
+        _check_name(path.encode(), name)
+    return _taken({path: (PLAIN, data) for path, data in files.items()}, name, status="draft", source=name)
+
+
 def take_git(repository: Path, ref: str, path: str) -> Taken:
     """The Skill at ``path`` of a commit or tag. The checkout is not touched.
 

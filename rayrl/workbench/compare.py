@@ -79,6 +79,8 @@ def verdict(fixed: int, regressed: int, n: int) -> JsonDict:
     else:
         needed = needed_discordant(fixed, regressed)
         more = f"; at this ratio {needed} discordant cases would be needed" if needed else ""
+        if fixed + regressed == 0:
+            more = f"; no fewer than {needed} discordant cases could tell"
         text = (
             f"A and B cannot be told apart: {fixed} fixed, {regressed} regressed among {n} common cases "
             f"(exact McNemar p = {p:.3g}){more}."

@@ -11,11 +11,12 @@ import gzip
 import hashlib
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import orjson
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from rayrl.environments.config import CustomEnvironmentConfig
 from rayrl.errors import DataError, RayrlError
@@ -26,6 +27,7 @@ from rayrl.schemas import EpisodeJob, JsonDict, PublicContext, Skill, episode_se
 from rayrl.settings import ExecutionConfig
 from rayrl.skills.snapshot import Taken
 from rayrl.workbench import tables
+from rayrl.workbench.canaries import check
 from rayrl.workbench.claims import LEASE_S, Claim, Claims, owner_alive, owner_name
 from rayrl.workbench.evidence import Outcome, normalise
 from rayrl.workbench.experiments import MAX_CONCURRENCY, Params, get_experiment, prompt_template
@@ -33,7 +35,7 @@ from rayrl.workbench.store import now, write_atomic
 from rayrl.workbench.workbench import Workbench
 from rayrl.worker import FinishedAttempt, WorkerSpec
 
-_E, _R = tables.experiments, tables.results
+_E, _R, _V = tables.experiments, tables.results, tables.events
 BATCH_PRIORITY = -10
 
 
@@ -118,6 +120,7 @@ class Driver:
         self.params = Params.model_validate(experiment["params"])
         spec, execution = self._spec(experiment, dataset)
         try:
+            self._check_canaries(spec, execution)
             while self._state()["state"] == "running" and not self._stop_requested:
                 self.claims.recover()
                 if not self._session(spec, execution):
@@ -137,6 +140,45 @@ class Driver:
                 mine = (_E.c.id == self.experiment_id) & (_E.c.driver == self.owner)
                 connection.execute(update(_E).where(mine).values(driver=None, driver_until=None))
         return self.bench.experiments.get(self.experiment_id)
+
+    def _check_canaries(self, spec: WorkerSpec, execution: ExecutionConfig) -> None:
+        """Before the first case: a harness that fails its canaries makes the experiment invalid."""
+        with self.store.read() as connection:
+            done = connection.execute(
+                select(_V.c.id).where(_V.c.experiment_id == self.experiment_id, _V.c.kind == "canaries")
+            ).first()
+        if not self.params.canaries or done is not None or self._state()["state"] != "running":
+            return
+        try:
+            problems, verdicts = check(
+                self.params.canaries,
+                make_pool=self.make_pool,
+                spec=spec,
+                blank_spec=lambda skill: replace(spec, skills=injected(skill)),
+                execution=execution,
+                skill=self.skill,
+                seed=self.params.seed,
+                folder=self.store.root / "canaries" / self.experiment_id,
+                on_tick=self._tick_canaries,
+            )
+        except DataError:
+            if self._stop_requested or self._state()["state"] != "running":
+                return  # stopped before they ended: they run again when it goes on
+            raise
+        with self.store.write() as connection:
+            self.store.note(connection, self.experiment_id, "canaries", {"passed": not problems, "verdicts": verdicts})
+            if problems:
+                values = {"state": "invalid", "reason": "; ".join(problems)[:2000], "ended_at": now()}
+                running = (_E.c.id == self.experiment_id) & (_E.c.state == "running")
+                connection.execute(update(_E).where(running).values(values))
+                self.store.note(connection, self.experiment_id, "invalid", {"problems": problems[:50]})
+
+    def _tick_canaries(self, pool: Pool) -> None:
+        if self._stop_requested or self._state()["state"] != "running":
+            pool.cancel()
+        elif time.time() - self._renewed > self.claims.lease_s / 5:
+            self._renewed = time.time()
+            self._renew_driver()
 
     def _session(self, spec: WorkerSpec, execution: ExecutionConfig) -> bool:
         """One life of a pool; ``False`` when there was nothing to claim."""

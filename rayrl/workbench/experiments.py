@@ -20,6 +20,7 @@ from rayrl.models.registry import model_identity
 from rayrl.prompts import PromptTemplate
 from rayrl.schemas import Frozen, JsonDict, canonical_json, sha256_hex
 from rayrl.workbench import tables
+from rayrl.workbench.canaries import Canary
 from rayrl.workbench.datasets import get_dataset
 from rayrl.workbench.models import ModelProfiles
 from rayrl.workbench.snapshots import get_snapshot
@@ -35,6 +36,10 @@ MOVES = {
     "resume": ({"paused"}, "running"),
     "cancel": ({"created", "running", "paused"}, "cancelled"),
 }
+
+
+NOT_IDENTITY = ("mode", "low_confidence", "canaries")
+"""Parameters no result depends on."""
 
 
 class Params(Frozen):
@@ -56,6 +61,8 @@ class Params(Frozen):
     """Verdicts below it are listed among the disagreements."""
     mode: Literal["inprocess", "ray"] = "inprocess"
     """Where the batch pool's workers live."""
+    canaries: list[Canary] = Field([], max_length=50)
+    """Checks before the first case; where one breaks, the experiment is invalid."""
 
 
 def prompt_template() -> PromptTemplate:
@@ -94,6 +101,9 @@ class Experiments:
         with self.store.write() as connection:
             dataset = get_dataset(connection, dataset_id)
             snapshot = get_snapshot(connection, snapshot_id)
+            for canary in params.canaries:
+                if canary.expect is not None and canary.expect not in dataset["classes"]:
+                    raise DataError(f"canary {canary.query[:60]!r} expects {canary.expect!r}, which is no class")
             row = {
                 "id": new_id("ex"),
                 "name": name,
@@ -270,7 +280,7 @@ def fingerprint(dataset: JsonDict, snapshot: JsonDict, model: JsonDict, params: 
         "mapping": [dataset["profile_name"], dataset["profile_version"]],
         "skill": snapshot["content_sha256"],
         "model": model_identity(ModelConfig.model_validate(model)),
-        "params": {key: value for key, value in params.model_dump().items() if key not in ("mode", "low_confidence")},
+        "params": {key: value for key, value in params.model_dump().items() if key not in NOT_IDENTITY},
         "prompt": prompt_template().sha256(),
     }
     return sha256_hex(canonical_json(facts))
