@@ -1,5 +1,6 @@
 """What the application refuses, and what it stays alive through."""
 
+import csv
 import io
 import json
 import zipfile
@@ -153,6 +154,50 @@ def test_scripts_in_cases_reasons_and_skills_stay_data(studio, tmp_path):
         studio.get(f"/api/evaluations/skill-snapshots/{snapshot(studio)['id']}/raw", params={"path": "SKILL.md"}),
     ):
         assert answer.headers["content-disposition"].startswith("attachment")
+
+
+def test_scripts_and_formulas_in_reasons_and_skill_files_stay_data(studio, tmp_path):
+    evil, formula = "<img src=x onerror=alert(1)><script>alert(2)</script>", '=HYPERLINK("http://x.y","z")'
+    bench = studio.app.state.context.bench
+    folder = tmp_path / "evil"
+    (folder / "knowledge").mkdir(parents=True)
+    main = f"---\nname: evil\ndescription: '{evil}'\n---\n# {evil}\n\n[x](javascript:alert(3)) {evil}\n"
+    (folder / "SKILL.md").write_text(main)
+    (folder / "knowledge" / "<b>.md").write_text(f"## {evil}\n\n<svg/onload=alert(4)>\n")
+    skill = bench.snapshots.add_folder(folder)["id"]
+    dataset = upload(studio, n=3)
+    body = {"name": "e", "dataset_id": dataset["id"], "snapshot_id": skill, "model": "reader"}
+    made = studio.post("/api/evaluations", json=body).json()["id"]
+    with bench.store.write() as connection:
+        connection.exec_driver_sql(
+            "UPDATE evaluation_results SET state='completed', reason=?, prediction=? WHERE experiment_id=?",
+            (formula + evil, evil, made),
+        )
+    for ordinal in range(3):
+        review = {"ordinal": ordinal, "verdict": "ambiguous", "note": formula, "reviewer": evil}
+        assert studio.post(f"/api/evaluations/{made}/reviews", json=review).status_code == 201
+
+    base = f"/api/evaluations/skill-snapshots/{skill}"
+    for path in ("SKILL.md", "knowledge/<b>.md"):
+        answer = studio.get(f"{base}/file", params={"path": path})
+        shown = answer.json()["html"].lower()
+        assert answer.headers["content-type"] == "application/json" and "alert" in answer.json()["text"]
+        for tag in ("<script", "<img", "<svg", 'href="javascript'):
+            assert tag not in shown
+        raw = studio.get(f"{base}/raw", params={"path": path})
+        assert raw.headers["content-type"] == "application/octet-stream"
+        assert raw.headers["content-disposition"].startswith("attachment")
+    for path in ("results", "metrics", "cases/0", "reviews"):
+        answer = studio.get(f"/api/evaluations/{made}/{path}")
+        assert answer.headers["content-type"] == "application/json" and "script-src 'self'" in str(answer.headers)
+    for kind, column in (("results", "reason"), ("reviews", "note")):
+        answer = studio.get(f"/api/evaluations/{made}/export", params={"kind": kind})
+        rows = list(csv.DictReader(io.StringIO(answer.content.decode("utf-8-sig"), newline="")))
+        assert len(rows) == 3 and all(row[column].startswith("'=HYPERLINK") for row in rows)
+        book = studio.get(f"/api/evaluations/{made}/export", params={"kind": kind, "format": "xlsx"}).content
+        with zipfile.ZipFile(io.BytesIO(book)) as package:
+            xml = package.read("xl/worksheets/sheet1.xml").decode()
+        assert "<f>" not in xml and "hyperlink" not in xml
 
 
 # --- who may ask
