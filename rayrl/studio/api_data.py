@@ -65,7 +65,7 @@ def map_dataset(ctx: Ctx, upload_id: UploadId, body: MappingRequest, key: Key = 
         version = body.profile_version
         options = body.options.options()
         if body.profile is not None:
-            columns = ctx.bench.uploads.read(upload_id, options).columns
+            columns = ctx.bench.uploads.read(upload_id, options, keep=0).columns
             version = ctx.bench.datasets.save_profile(body.profile_name, body.profile, columns)["version"]
         return ctx.bench.datasets.create(
             name=body.name,

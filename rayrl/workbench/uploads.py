@@ -61,8 +61,8 @@ class Uploads:
             raise MissingError(f"there is no upload {digest[:12]}...")
         return dict(row)
 
-    def read(self, digest: str, options: Options) -> Table:
-        """Rows of an upload.
+    def read(self, digest: str, options: Options, *, keep: int | None = None) -> Table:
+        """Rows of an upload, or the first ``keep`` of them.
 
         Raises:
             DataError: see :func:`rayrl.workbench.readers.child.read_file`.
@@ -72,7 +72,7 @@ class Uploads:
         if kind not in FORMATS:
             raise DataError(f"format {kind!r} is not known; use one of {', '.join(FORMATS)}")
         facts = {**asdict(options), "format": kind}
-        return read_file(self.store.blob(digest), Options(**facts), self.limits)
+        return read_file(self.store.blob(digest), Options(**facts), self.limits, keep=keep)
 
     def preview(
         self,
@@ -84,7 +84,7 @@ class Uploads:
         rows: int = 20,
     ) -> JsonDict:
         """What the file holds, what a mapping could be, and what the given one makes of it; nothing is saved."""
-        table = self.read(digest, options)
+        table = self.read(digest, options, keep=max(rows, 50) if profile is None else None)
         out: dict[str, Any] = {
             **table.head(),
             "suggested": suggest(table),

@@ -155,6 +155,13 @@ def test_3_three_formats_become_the_same_cases(road):
         assert all(case.source_row and case.source_place for case in cases)
 
 
+def test_3_the_same_file_again_is_the_same_upload_and_data_set(road):
+    assert upload(road.client, "csv", N, name="csv")["id"] == road.datasets["csv"]["id"]
+    other = upload(road.client, "csv", N, name="other name")
+    assert other["id"] != road.datasets["csv"]["id"]
+    assert other["content_sha256"] == road.datasets["csv"]["content_sha256"]
+
+
 def test_4_every_experiment_names_its_commit_tag_or_content_hash(road):
     get = road.client.get
     seen = get(f"/api/evaluations/skill-snapshots/{get(f'/api/evaluations/{road.a}').json()['snapshot_id']}").json()

@@ -220,6 +220,9 @@ def test_child_gives_rows_and_errors_and_keeps_its_limits(tmp_path):
     path.write_bytes(b"id,q\n1,a\n")
     table = read_file(path, Options(format="csv"), Limits())
     assert table.rows == [{"id": "1", "q": "a"}] and table.places == ["line 2"]
+    path.write_bytes(b"id,q\n1,a\n2,b\n3,c\n")
+    table = read_file(path, Options(format="csv"), Limits(), keep=2)
+    assert table.places == ["line 2", "line 3"] and table.head()["n_rows"] == 3
     path.write_bytes(b"id,q\n1,a,b\n")
     with pytest.raises(DataError, match="line 2: 3 fields"):
         read_file(path, Options(format="csv"), Limits())

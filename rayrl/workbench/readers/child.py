@@ -6,6 +6,7 @@ JSON line per row in a temporary file. A child that is killed, runs out of memor
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -35,8 +36,11 @@ def guess_format(name: str, data: bytes) -> str:
     return "jsonl" if data.lstrip()[:1] == b"{" else "csv"
 
 
-def read_file(path: Path, options: Options, limits: Limits) -> Table:
+def read_file(path: Path, options: Options, limits: Limits, *, keep: int | None = None) -> Table:
     """Rows of a stored upload, read in a limited child process.
+
+    Args:
+        keep: rows to bring into this process; the rest is only checked and counted. ``None`` brings all.
 
     Raises:
         DataError: the file cannot be read, or not within the limits; the message says where and why.
@@ -67,15 +71,15 @@ def read_file(path: Path, options: Options, limits: Limits) -> Table:
                 f"the file could not be read within {limits.memory / 1e6:.0f} MB of memory and {limits.cpu_s} s of "
                 f"processor time ({what})"
             )
-        return _load(out)
+        return _load(out, keep)
 
 
-def _load(path: Path) -> Table:
+def _load(path: Path, keep: int | None) -> Table:
     with path.open(encoding="utf-8") as lines:
         head: dict[str, Any] = json.loads(next(lines))
-        head.pop("n_rows")
-        table = Table(**head, rows=[], places=[])
-        for line in lines:
+        total = head.pop("n_rows")
+        table = Table(**head, rows=[], places=[], total=total)
+        for line in itertools.islice(lines, keep):
             place, row = json.loads(line)
             table.places.append(place)
             table.rows.append(row)

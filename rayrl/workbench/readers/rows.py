@@ -6,7 +6,7 @@ values or dates out of text; ids keep their leading zeros and ``NA`` is a label 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 MAX_SAFE_INTEGER = 2**53
@@ -56,12 +56,14 @@ class Table:
     sheets: list[dict[str, Any]] = field(default_factory=list)
     merged: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    total: int | None = None
+    """Rows of the file, where only the first were kept."""
 
     def head(self) -> dict[str, Any]:
         """Everything but the rows."""
-        out = asdict(self)
-        del out["rows"], out["places"]
-        return {**out, "n_rows": len(self.rows)}
+        kept = [f.name for f in fields(self) if f.name not in ("rows", "places", "total")]
+        out = {name: getattr(self, name) for name in kept}  # asdict would copy every row first
+        return {**out, "n_rows": len(self.rows) if self.total is None else self.total}
 
     def warn(self, text: str, *, limit: int = 50) -> None:
         """Note something the person should know; the first ``limit`` are kept."""
