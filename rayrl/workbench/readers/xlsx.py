@@ -17,6 +17,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any
 from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
@@ -261,7 +262,7 @@ class _Workbook:
     def _elements(self, part: str, wanted: set[str], starts: frozenset[str] = frozenset()) -> Iterator[Element]:
         """Finished elements of the wanted names (started ones for ``starts``), cleared afterwards."""
         parser: Any = XMLPullParser(events=("start", "end"))
-        stack: list[Element] = []
+        stack: list[tuple[Element, bool]] = []
         try:
             with self.package.open(part) as stream:
                 left, tail = self.limits.max_unpacked, b""
@@ -282,25 +283,34 @@ class _Workbook:
             raise ReadError(f"{part} is damaged: {error}") from None
 
 
-def _finished(parser: Any, stack: list[Element], wanted: set[str], starts: frozenset[str]) -> Iterator[Element]:
+def _finished(
+    parser: Any, stack: list[tuple[Element, bool]], wanted: set[str], starts: frozenset[str]
+) -> Iterator[Element]:
+    """``stack`` holds the open elements, each with whether it lies in (or is) one that is wanted whole."""
+    whole = wanted - starts
     for event, element in parser.read_events():
         tag = _tag(element)
         if event == "start":
-            stack.append(element)
+            stack.append((element, tag in whole or bool(stack and stack[-1][1])))
             if tag in starts:
                 yield element
             continue
         stack.pop()
-        if tag in wanted and tag not in starts:
+        if tag in whole:
             yield element
-        if not any(_tag(up) in wanted - starts for up in stack):
+        if not (stack and stack[-1][1]):
             element.clear()
             if stack:
-                stack[-1].remove(element)
+                stack[-1][0].remove(element)
 
 
 def _tag(element: Element) -> str:
-    return element.tag.removeprefix(_MAIN).removeprefix(_STRICT).rsplit("}", 1)[-1]
+    return _local_name(element.tag)
+
+
+@lru_cache(maxsize=1024)
+def _local_name(tag: str) -> str:
+    return tag.removeprefix(_MAIN).removeprefix(_STRICT).rsplit("}", 1)[-1]
 
 
 def _text(item: Element) -> str:
