@@ -17,6 +17,7 @@ from rich.table import Table
 
 from jobs.command import command_main
 from jobs.output import console, print_json
+from learners.ablations import learning_curves, run_ablations
 from learners.crossfit import CrossFitConfig, read_ledger, run_crossfit
 from rayrl.config import find_config, load_config
 from rayrl.errors import ConfigError
@@ -52,6 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--part", default="0/1", metavar="I/N", help="fit every N-th fold from the I-th on, no report")
     parser.add_argument("--answers", metavar="YAML", help="instead: answer and judge with the model of this config")
     parser.add_argument("--gate", type=Path, help="with --answers: the trained gate folder")
+    parser.add_argument(
+        "--ablations", action="store_true", help="also the config's ablations and learning curves, on validation folds"
+    )
     parser.add_argument("--report-only", action="store_true", help="rebuild tables and page from finished folds")
 
 
@@ -81,6 +85,9 @@ def run(args: argparse.Namespace) -> int:
         if part[1] > 1:
             say("this part is done; --report-only writes the report once all parts are")
             return 0
+    if args.ablations:
+        write_json(Path(config.output) / "ablations.json", run_ablations(config, base=path.parent, progress=say))
+        write_json(Path(config.output) / "curves.json", learning_curves(config, base=path.parent))
     report = build_report(config, base=path.parent)
     output = Path(config.output)
     write_json(output / "report.json", report)

@@ -57,6 +57,10 @@ class CrossFitConfig(Section):
     """Hide whole categories from the topic prior of training rows in the ``unseen`` split."""
     max_folds: int = 0
     """Fit only so many folds per split (smoke runs); 0 fits all."""
+    ablations: dict[str, list[str]] = operational(default_factory=dict)
+    """Name to overrides of ``train`` (:mod:`learners.ablations`); played on validation folds, never on unseen ones."""
+    ablation_folds: int = operational(8)
+    """Validation folds per ablation."""
 
     def fingerprint(self) -> str:
         """Hash of everything that changes results."""

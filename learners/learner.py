@@ -89,6 +89,9 @@ class RlConfig(Section):
     """Ensembles only: member e clones the expert on all training questions but those of part e, and is rolled out on
     part e alone. The policy gradient then sees the uncertainty the policy will have in service, instead of questions it
     knows by heart."""
+    dropout: bool = False
+    """Keep ``policy.dropout`` on in the gradient step (never while acting). Otherwise the policy gradient learns the
+    training questions by heart and raises its certainty on them alone; measured in docs/training.md."""
     starvation: int = 0
     """Stop with the reason after this many updates in a row without any gradient; 0 never stops."""
 
@@ -244,10 +247,7 @@ class Learner:
                 reference.act_logits(reference.project(static)[batch.group], batch.dynamic), -1
             )
         estimate = self._advantages(batch, reference_log_probs)
-        self.policy.eval()
-        log_probs = torch.log_softmax(
-            self.policy.act_logits(self.policy.project(static)[batch.group], batch.dynamic), -1
-        )
+        log_probs = self._log_probs(static, batch)
         chosen = log_probs.gather(2, batch.actions[:, :, None])[:, :, 0]
         ratio = torch.exp(torch.where(batch.mask, chosen - batch.log_probs, torch.zeros_like(chosen)))
         clipped = ratio.clamp(1 - self.rl.clip, 1 + self.rl.clip)
@@ -276,6 +276,16 @@ class Learner:
             "rl/staleness": float(self.state.version - 1 - batch.policy_version),
             **batch_metrics(batch, self.world),
         }
+
+    def _log_probs(self, static: Tensor, batch: Batch) -> Tensor:
+        """``[T, B, actions]`` of the current weights; dropout masks are a function of (seed, update)."""
+        with torch.random.fork_rng(devices=[], enabled=self.rl.dropout):
+            if self.rl.dropout:
+                torch.manual_seed(step_seed(self.seed, self.state.updates))
+            self.policy.train(self.rl.dropout)
+            logits = self.policy.act_logits(self.policy.project(static)[batch.group], batch.dynamic)
+            self.policy.eval()
+        return torch.log_softmax(logits, -1)
 
     def _advantages(self, batch: Batch, reference_log_probs: Tensor) -> adv.Advantages:
         r, m, g, rl = batch.rewards, batch.mask, batch.group, self.rl

@@ -155,19 +155,28 @@ def load_raw(path: str | Path, overrides: list[str] | None = None) -> dict[str, 
         raise ConfigError(f"{file}: cannot be read as YAML: {_first_line(error)}") from None
     if not isinstance(config, DictConfig):
         raise ConfigError(f"{file}: the top level must be a mapping of sections, not a list")
-    for item in overrides or []:
+    return apply_overrides(config, overrides or [], source=str(file))
+
+
+def apply_overrides(raw: dict[str, Any] | DictConfig, overrides: list[str], *, source: str) -> dict[str, Any]:
+    """Apply ``a.b=c`` overrides (values parsed as YAML) and resolve interpolations; the input is left as it is.
+
+    Raises:
+        ConfigError: bad override, unresolved interpolation; names ``source``.
+    """
+    for item in overrides:
         key, sep, _ = item.partition("=")
         if not sep or not key or any(not part for part in key.split(".")):
             raise ConfigError(f"override {item!r} is not of the form section.key=value")
     try:
-        merged = OmegaConf.merge(config, OmegaConf.from_dotlist(overrides or []))
+        merged = OmegaConf.merge(raw, OmegaConf.from_dotlist(overrides))
         plain = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{file}: {_first_line(error)}") from None
+        raise ConfigError(f"{source}: {_first_line(error)}") from None
     except Exception as error:
-        raise ConfigError(f"{file}: override cannot be parsed: {_first_line(error)}") from None
+        raise ConfigError(f"{source}: override cannot be parsed: {_first_line(error)}") from None
     if not isinstance(plain, dict):
-        raise ConfigError(f"{file}: the top level must be a mapping of sections, not {type(plain).__name__}")
+        raise ConfigError(f"{source}: the top level must be a mapping of sections, not {type(plain).__name__}")
     return {str(k): v for k, v in plain.items()}
 
 

@@ -178,6 +178,7 @@ def compare(results: Results, categories: Sequence[str], a: str, b: str) -> dict
     y = per_question(results, results.fields[b]["returns"], categories)
     difference = Units(x.values - y.values, x.category)
     flat = difference.values[np.isfinite(difference.values)]
+    n = int(np.isfinite(difference.values[:, 0]).sum())
     low, high = bootstrap(difference, by="question")
     category = bootstrap(difference, by="category")
     only_a, only_b = discordant(results, categories, a, b)
@@ -192,7 +193,8 @@ def compare(results: Results, categories: Sequence[str], a: str, b: str) -> dict
         "by_class": {n: float(np.nanmean(difference.values[:, k])) for k, n in enumerate(("a", "near_b", "far_b"))},
         "mcnemar": {"only_a": only_a, "only_b": only_b, "p": mcnemar_exact(only_a, only_b)},
         "wilcoxon_p": wilcoxon(flat.tolist()) if np.any(flat != 0) else 1.0,
-        "minimum_detectable": minimum_detectable_effect(sd, int(np.isfinite(difference.values[:, 0]).sum())),
+        # two methods that decide alike everywhere have no spread to plan with
+        "minimum_detectable": minimum_detectable_effect(sd, n) if n >= 2 and sd > 0 else None,
         "per_draw": _per_draw(results, categories, a, b),
     }
 

@@ -29,7 +29,7 @@ class PolicyConfig(Section):
     layers: int = 3
     """Linear layers, the head included (at least 2)."""
     dropout: float = 0.0
-    """On the hidden layers, in supervised fine-tuning only."""
+    """On the hidden layers, in supervised fine-tuning; in the policy gradient only with ``rl.dropout``."""
     members: int = 1
     """Networks in the ensemble; their probabilities are averaged in evaluation and service."""
 

@@ -194,20 +194,16 @@ def _curves(curves: dict[str, list[list[float]]]) -> str:
 def _ablations(rows: Sequence[dict[str, Any]]) -> str:
     if not rows:
         return ""
-    return table(
-        ["setting", "balanced", "A", "near B", "far B", "against the default"],
-        [
-            [
-                r["name"],
-                _n(r["balanced"]),
-                _n(r["return_a"]),
-                _n(r["return_near_b"]),
-                _n(r["return_far_b"]),
-                f"{r['delta']:+.2f}",
-            ]
-            for r in rows
-        ],
-    )
+    cells = []
+    for r in rows:
+        low, high = r["balanced_interval"]
+        interval = r["delta_interval"]
+        figures = [_n(r[key]) for key in ("return_a", "return_near_b", "return_far_b")]
+        delta = f"{r['delta']:+.2f} [{interval[0]:+.2f}, {interval[1]:+.2f}]" if interval else ""
+        cells.append([r["name"], f"{r['balanced']:.2f} [{low:.2f}, {high:.2f}]", *figures, delta])
+    columns = ["setting", "balanced, 95 %", "A", "near B", "far B", "against the default, paired, 95 %"]
+    note = f"{rows[0]['folds']} validation folds cut from training questions; intervals over questions"
+    return paragraph(note, "muted") + table(columns, cells)
 
 
 def _ledger(looks: Sequence[dict[str, Any]]) -> str:

@@ -169,11 +169,12 @@ def test_starvation_stops_with_the_reason():
         fit(cfg, world)
 
 
-@pytest.mark.parametrize("staleness", [0, 2])
-def test_n_steps_equal_half_restore_half_bit_for_bit(tmp_path, staleness):
+@pytest.mark.parametrize(("staleness", "dropout"), [(0, 0.0), (2, 0.0), (0, 0.3)])
+def test_n_steps_equal_half_restore_half_bit_for_bit(tmp_path, staleness, dropout):
     world = scripted_world(n=12)
-    rl = RlConfig(updates=8, questions=8, group_size=4)
-    cfg = config(rl=rl, collect=CollectConfig(shards=2, staleness=staleness), policy=PolicyConfig(width=8, members=2))
+    rl = RlConfig(updates=8, questions=8, group_size=4, dropout=dropout > 0)
+    policy = PolicyConfig(width=8, members=2, dropout=dropout)
+    cfg = config(rl=rl, collect=CollectConfig(shards=2, staleness=staleness), policy=policy)
     whole = fit(cfg, world)
     half, player = make_learner(cfg, world)
     run_sft(half, cfg)
@@ -192,6 +193,24 @@ def test_n_steps_equal_half_restore_half_bit_for_bit(tmp_path, staleness):
     assert checksum(resumed.policy) == checksum(whole.policy)
     assert resumed.state == whole.state
     assert resumed.reference_checksum == whole.reference_checksum
+
+
+def test_dropout_in_the_update_changes_the_step_alone():
+    world, policy = scripted_world(n=12), PolicyConfig(width=8, dropout=0.5)
+    after = {}
+    for dropout in (False, True):
+        rl = RlConfig(updates=1, questions=8, group_size=4, dropout=dropout)
+        cfg = config(rl=rl, policy=policy, sft=SftConfig(epochs=0))
+        learner, player = make_learner(cfg, world)
+        run_sft(learner, cfg)
+        state = torch.random.get_rng_state()
+        acted = {}
+        train(learner, LocalCollector(player, 0), on_update=lambda u, m, h, acted=acted: acted.update(m))
+        assert torch.equal(torch.random.get_rng_state(), state), "the global generator is left alone"
+        assert not learner.policy.training
+        after[dropout] = (checksum(learner.policy), acted["rollout/return"])
+    assert after[False][1] == after[True][1], "who acts has no dropout"
+    assert after[False][0] != after[True][0]
 
 
 def test_staleness_changes_which_weights_act():
