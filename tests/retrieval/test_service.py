@@ -143,6 +143,24 @@ def test_gate_modes(trained):
     assert len(enforce.memories) == enforce.retrieve
 
 
+def test_gate_over_http_says_what_the_gate_says(trained, tmp_path):
+    from starlette.testclient import TestClient
+
+    from rayrl.studio.app import create_app
+    from rayrl.studio.config import StudioConfig
+    from rayrl.workbench.workbench import Workbench
+
+    gate, question = RetrievalGate(trained), "慢查询治理之后 p99 是多少？"
+    app = create_app(Workbench(tmp_path), StudioConfig(root=str(tmp_path)), gate=gate)
+    with TestClient(app, base_url="http://localhost:8765") as client:
+        answer = client.post("/api/gate", json={"question": question})
+        assert client.post("/api/gate", json={"question": ""}).status_code == 422
+    own, said = gate.decide(question), answer.json()
+    assert answer.status_code == 200 and said["retrieve"] == own.retrieve
+    assert said["probability"] == pytest.approx(own.probability)
+    assert [m["id"] for m in said["nearest"]] == [m.id for m in own.nearest]
+
+
 def test_gate_gives_what_the_policy_gave_in_evaluation(trained):
     """Serving one question computes the same probabilities as the batch evaluation did."""
     from learners.methods import first_step_probability
