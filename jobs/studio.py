@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 from jobs.output import console, print_json
+from jobs.runs import default_root
 from rayrl.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``rayrl studio``."""
     parser.add_argument("--root", help="store (default ~/.rayrl/studio)")
+    parser.add_argument("--runs", help="folder with runs to show (default: $RAYRL_RUNS or ./runs)")
     parser.add_argument("--host", help="address to bind to (default 127.0.0.1); others need a token")
     parser.add_argument("--port", type=int, help="port (default 8765; 0 takes a free one)")
     parser.add_argument("--config", type=Path, help="YAML with the keys of the studio's settings")
@@ -40,9 +42,10 @@ def run(args: argparse.Namespace) -> int:
     from rayrl.workbench.workbench import Workbench
 
     raw = load_raw(args.config) if args.config else {}
-    for key in ("root", "host", "port"):
+    for key in ("root", "runs", "host", "port"):
         if getattr(args, key) is not None:
             raw[key] = getattr(args, key)
+    raw.setdefault("runs", str(default_root()))
     deployed = {SKILL: str(skill_folder(1)), **raw.get("skills", {})}
     for item in args.skill:
         name, separator, folder = item.partition("=")

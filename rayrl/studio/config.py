@@ -14,6 +14,8 @@ class StudioConfig(Section):
 
     root: str = operational("~/.rayrl/studio")
     """Folder of the store: database, uploads, snapshots, traces."""
+    runs: str = operational("runs")
+    """Folder below which runs, trainings, evaluations and banks are looked for. It is only read."""
     host: str = operational("127.0.0.1")
     """Address to bind to. Anything but loopback needs a token."""
     port: int = operational(8765, ge=0, le=65535)

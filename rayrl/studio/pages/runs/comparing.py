@@ -1,0 +1,116 @@
+"""Two runs on the same tasks: the paired comparison, and which episodes were won and lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rayrl.evaluation.comparable import manifest_differences
+from rayrl.evaluation.compare import LOWER_IS_BETTER, compare_rows
+from rayrl.evaluation.sources import find_sources, read_rows, split_unusable
+from rayrl.schemas import JsonDict
+from rayrl.studio.pages.background import BACKGROUND
+from rayrl.studio.pages.language import Translate
+from rayrl.studio.pages.runs.index import RunIndex
+from rayrl.traces.manifest import read_manifest
+
+MOVES = ("won", "lost", "both", "neither")
+EXPECTED = ("model", "skills", "prompt")
+"""Parts of a manifest in which compared runs usually differ on purpose; a difference elsewhere is pointed out."""
+PAGE = 50
+
+
+def compared(left: JsonDict, right: JsonDict, metric: str) -> JsonDict | None:
+    """The comparison of run ``right`` with run ``left``; ``None`` while it is being computed.
+
+    Raises:
+        DataError: the runs cannot be compared (no such metric).
+    """
+
+    def make() -> JsonDict:
+        rows = [split_unusable(read_rows(find_sources([str(run["path"])])))[0] for run in (left, right)]
+        found: JsonDict = compare_rows(*rows, name_a=left["name"], name_b=right["name"], metric=metric)
+        found["manifest_differences"] = manifest_differences(*(read_manifest(run["path"]) for run in (left, right)))
+        return found
+
+    stamp = tuple((str(run["path"]), run["trace_bytes"], run["fingerprint"]) for run in (left, right))
+    small = left["trace_bytes"] + right["trace_bytes"] < 80_000_000
+    found: JsonDict | None = BACKGROUND.get(("compare", stamp, metric), stamp, make, wait_s=20.0 if small else 0.15)
+    return found
+
+
+def answer(t: Translate, found: JsonDict) -> tuple[str, str]:
+    """``(kind, sentence)``: the answer with its uncertainty; kind is better, worse, unclear, equal, one or nothing."""
+    metric, item, pairing = found["metric"], found["metrics"].get(found["metric"]), found["pairing"]
+    difference = (item or {}).get("difference") or {}
+    names = {"a": found["a"], "b": found["b"], "metric": metric, "pairs": pairing["pairs"], "tasks": pairing["tasks"]}
+    if item is None or pairing["pairs"] == 0 or difference.get("mean") is None:
+        return "nothing", t("runs.answer.nothing", **names)
+    facts = names | {
+        "mean_a": f"{item['mean_a']:.3f}",
+        "mean_b": f"{item['mean_b']:.3f}",
+        "difference": _signed(difference["mean"]),
+    }
+    if difference["low"] is None:
+        return "one", t("runs.answer.one", **facts)
+    facts |= {"low": _signed(difference["low"]), "high": _signed(difference["high"])}
+    if difference["low"] > 0 or difference["high"] < 0:
+        better = (difference["mean"] > 0) != (metric in LOWER_IS_BETTER)
+        kind = "better" if better else "worse"
+        return kind, t(f"runs.answer.{kind}", **facts)
+    share, _, upper = item["discordant"]
+    if share == 0:
+        return "equal", t("runs.answer.equal", **facts, upper=f"{100 * upper:.1f} %")
+    mde = item.get("minimum_detectable_effect")
+    text = t("runs.answer.unclear", **facts)
+    return "unclear", text + (t("runs.answer.unseen", effect=f"{mde:.3f}") if mde is not None else "")
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "−")
+
+
+def metric_rows(found: JsonDict) -> list[JsonDict]:
+    """A row per metric: both means, the difference as ``{value, low, high}``, p-values."""
+    out = []
+    for name, item in found["metrics"].items():
+        d = item["difference"]
+        out.append(
+            {
+                "name": name,
+                "a": item["mean_a"],
+                "b": item["mean_b"],
+                "difference": {"value": d["mean"], "low": d["low"], "high": d["high"], "n": d.get("n")},
+                "p": item["p"],
+                "p_holm": item.get("p_holm"),
+                "lower": name in LOWER_IS_BETTER,
+                "clear": d["low"] is not None and (d["low"] > 0 or d["high"] < 0),
+            }
+        )
+    return out
+
+
+def undeclared(found: JsonDict) -> list[tuple[str, Any, Any]]:
+    """Differences of the manifests beyond the usual ones: they may explain the result instead."""
+    return [d for d in found["manifest_differences"] if d[0].split(".")[0] not in EXPECTED]
+
+
+_RESULTS = (
+    "SELECT split, task, sample, episode, success, reward, labels FROM attempts WHERE result AND success IS NOT NULL"
+)
+
+
+def moves(left: RunIndex, right: RunIndex) -> dict[str, list[JsonDict]]:
+    """Pairs complete in both runs by what became of them: won, lost, both, neither."""
+    before = {row[:3]: row for row in left.query(_RESULTS)}
+    out: dict[str, list[JsonDict]] = {name: [] for name in MOVES}
+    for row in right.query(_RESULTS):
+        old = before.get(row[:3])
+        if old is None:
+            continue
+        name = ("neither", "won", "lost", "both")[int(row[4] == 1) + 2 * int(old[4] == 1)]
+        out[name].append(
+            {"task": row[1], "sample": row[2], "a": old[3], "b": row[3], "reward_a": old[5], "reward_b": row[5]}
+        )
+    for found in out.values():
+        found.sort(key=lambda one: (one["task"], one["sample"]))
+    return out
