@@ -66,6 +66,9 @@ def _data_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--encoding")
     parser.add_argument("--sheet")
     parser.add_argument("--canaries", type=Path, metavar="FILE", help="YAML with checks to run first")
+    parser.add_argument(
+        "--tool", action="append", default=[], metavar="NAME", help="a further tool, package.module:Tool; may repeat"
+    )
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--mode", choices=("inprocess", "ray"), default="inprocess")
@@ -333,12 +336,15 @@ def _snapshot(bench: Any, text: str) -> JsonDict:
 def _params(args: argparse.Namespace) -> Any:
     from pydantic import ValidationError
 
+    from rayrl.environments.skill_case import DEFAULT_TOOLS
+    from rayrl.environments.skill_case_tools import build_tools
     from rayrl.workbench.experiments import Params
 
     try:
-        params = Params(repeats=args.repeats, mode=args.mode)
+        params = Params(repeats=args.repeats, mode=args.mode, tools=[*DEFAULT_TOOLS, *args.tool])
     except ValidationError as error:
-        raise UserError(f"--repeats: {error.errors()[0]['msg']}") from None
+        raise UserError(f"--repeats, --tool: {error.errors()[0]['msg']}") from None
+    build_tools(params.tools)  # an unknown one is said now, not by the first case
     if args.canaries is None:
         return params
     from rayrl.config import load_raw, parse_config

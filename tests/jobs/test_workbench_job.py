@@ -83,6 +83,14 @@ def test_broken_canary_ends_with_its_reason(ask, place):
     assert "expected fast, got slow" in found["experiment"]["reason"]
 
 
+def test_further_tools_are_part_of_the_experiment(ask, place, ids):
+    words = ["run", place / "cases.csv", "--skill", skill(place)]
+    code, found = ask("workbench", *words, "--tool", "rayrl.environments.skill_scripts:RunScript")
+    assert code == 0 and found["experiment"]["params"]["tools"][-1].endswith(":RunScript")
+    code, first = ask("workbench", "compare", ids[1], found["experiment"]["id"])
+    assert code == 0 and first["a"]["fingerprint"] != first["b"]["fingerprint"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -96,6 +104,7 @@ def test_broken_canary_ends_with_its_reason(ask, place):
         (["--model", "nope"], "no model profile 'nope'; known: reader"),
         (["--encoding", "klingon"], "there is no encoding 'klingon'"),
         (["--repeats", "0"], "--repeats"),
+        (["--tool", "read_fil"], "did you mean 'read_file'?"),
         (["--canaries", "/nope.yaml"], "/nope.yaml does not exist"),
     ],
 )
