@@ -222,7 +222,7 @@ def _export(bench: Any, args: argparse.Namespace) -> int:
             "reviews": lambda: exports.review_rows(bench, args.experiment),
             "compare": lambda: exports.compare_rows(bench, args.experiment, args.other),
         }[args.kind]()
-        data, name, _ = exports.export(rows, args.format, args.out.stem)
+        data, name, _ = exports.export(rows, args.format, args.out.stem, exports.COLUMNS[args.kind])
         if name.endswith(".zip") and args.out.suffix != ".zip":
             args.out = args.out.with_suffix(".zip")  # some texts did not fit a cell and lie beside the workbook
     write_atomic(args.out.expanduser().absolute(), data)

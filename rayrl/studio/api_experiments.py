@@ -36,7 +36,7 @@ from rayrl.workbench import tables
 from rayrl.workbench.cases import Case, automatic_id
 from rayrl.workbench.compare import compare
 from rayrl.workbench.experiments import Params, changed_params
-from rayrl.workbench.exports import bundle, compare_rows, export, result_rows, review_rows
+from rayrl.workbench.exports import COLUMNS, bundle, compare_rows, export, result_rows, review_rows
 from rayrl.workbench.matrix import create_matrix, matrix_table
 from rayrl.workbench.metrics import experiment_metrics
 from rayrl.workbench.results import case_detail, page, trace
@@ -146,7 +146,7 @@ def compare_post(ctx: Ctx, body: CompareRequest) -> JsonDict:
 @router.get("/compare/export", response_class=Response, tags=["compare", "exports"])
 def compare_export(ctx: Ctx, a: ExperimentId, b: ExperimentId, format: Kind = "csv") -> Response:
     """The comparison, one row per case and group."""
-    return _attachment(*export(compare_rows(ctx.bench, a, b), format, f"compare-{a}-{b}"))
+    return _attachment(*export(compare_rows(ctx.bench, a, b), format, f"compare-{a}-{b}", COLUMNS["compare"]))
 
 
 @router.get("/{experiment_id}", response_model=Experiment)
@@ -279,7 +279,7 @@ def export_results(
     """Raw results or reviews as CSV, XLSX or JSONL."""
     ctx.bench.experiments.get(experiment_id)
     rows = result_rows(ctx.bench, experiment_id) if kind == "results" else review_rows(ctx.bench, experiment_id)
-    return _attachment(*export(rows, format, f"{experiment_id}-{kind}"))
+    return _attachment(*export(rows, format, f"{experiment_id}-{kind}", COLUMNS[kind]))
 
 
 @router.get("/{experiment_id}/bundle", response_class=Response, tags=["exports"])

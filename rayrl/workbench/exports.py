@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import and_, select
@@ -29,6 +29,13 @@ CELL = 32_767
 _RISKY = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
 FORMATS = ("csv", "xlsx", "jsonl")
 _R, _C = tables.results, tables.cases
+_SIDE = ("prediction", "confidence", "reason", "evidence", "evidence_refs")
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "results": (),
+    "reviews": ("case_id", "ordinal", "version", "verdict", "note", "reviewer", "created_at"),
+    "compare": ("group", "case_id", "query", "domain", "gold_route", *(f"{s}_{key}" for s in "ab" for key in _SIDE)),
+}
+"""Headers of exports that may be without rows."""
 
 
 def result_rows(bench: Workbench, experiment_id: str) -> Iterator[JsonDict]:
@@ -74,8 +81,7 @@ def result_rows(bench: Workbench, experiment_id: str) -> Iterator[JsonDict]:
 def review_rows(bench: Workbench, experiment_id: str) -> Iterator[JsonDict]:
     """Every review, earlier versions included."""
     for row in list_reviews(bench, experiment_id, history=True):
-        names = ("case_id", "ordinal", "version", "verdict", "note", "reviewer", "created_at")
-        yield {name: row[name] for name in names}
+        yield {name: row[name] for name in COLUMNS["reviews"]}
 
 
 def compare_rows(bench: Workbench, a: str, b: str) -> Iterator[JsonDict]:
@@ -92,8 +98,7 @@ def compare_rows(bench: Workbench, a: str, b: str) -> Iterator[JsonDict]:
             out: JsonDict = {"group": group, "case_id": case_id}
             out |= {key: either.get(key) for key in ("query", "domain", "gold_route")}
             for name, side in (("a", left), ("b", right)):
-                for key in ("prediction", "confidence", "reason", "evidence", "evidence_refs"):
-                    out[f"{name}_{key}"] = side.get(key)
+                out |= {f"{name}_{key}": side.get(key) for key in _SIDE}
             yield out
 
 
@@ -108,14 +113,17 @@ def _cell(value: Any) -> Any:
     return value
 
 
-def write_csv(rows: Iterable[JsonDict]) -> bytes:
-    """CSV; numbers stay numbers, text is escaped."""
+def write_csv(rows: Iterable[JsonDict], columns: Sequence[str] = ()) -> bytes:
+    """CSV; numbers stay numbers, text is escaped. ``columns`` is the header where there are no rows."""
     out = io.StringIO(newline="")
-    writer = None
+    writer = csv.writer(out)
+    names: Sequence[str] = columns
+    if columns:
+        writer.writerow(columns)
     for row in rows:
-        if writer is None:
-            writer = csv.writer(out)
-            writer.writerow(list(row))
+        if not names:
+            names = list(row)
+            writer.writerow(names)
         cells = [_cell(value) for value in row.values()]
         writer.writerow([escape_formula(cell) if isinstance(cell, str) else cell for cell in cells])
     return b"\xef\xbb\xbf" + out.getvalue().encode("utf-8", "replace")
@@ -126,7 +134,7 @@ def write_jsonl(rows: Iterable[JsonDict]) -> bytes:
     return b"".join(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n" for row in rows)
 
 
-def write_xlsx(rows: Iterable[JsonDict], sheet_name: str) -> tuple[bytes, dict[str, str]]:
+def write_xlsx(rows: Iterable[JsonDict], sheet_name: str, columns: Sequence[str] = ()) -> tuple[bytes, dict[str, str]]:
     """A workbook, and the texts that do not fit a cell by file name."""
     import xlsxwriter  # type: ignore[import-untyped]
 
@@ -135,7 +143,8 @@ def write_xlsx(rows: Iterable[JsonDict], sheet_name: str) -> tuple[bytes, dict[s
     book = xlsxwriter.Workbook(out, options)
     sheet = book.add_worksheet(sheet_name)
     side: dict[str, str] = {}
-    names: list[str] = []
+    names = list(columns)
+    sheet.write_row(0, 0, names)
     for number, row in enumerate(rows, 1):
         if not names:
             names = list(row)
@@ -159,19 +168,22 @@ def write_xlsx(rows: Iterable[JsonDict], sheet_name: str) -> tuple[bytes, dict[s
     return out.getvalue(), side
 
 
-def export(rows: Iterable[JsonDict], kind: str, name: str) -> tuple[bytes, str, str]:
+def export(rows: Iterable[JsonDict], kind: str, name: str, columns: Sequence[str] = ()) -> tuple[bytes, str, str]:
     """Bytes, file name and media type of an export. A workbook with side files comes as a zip archive.
+
+    Args:
+        columns: names in the order of the rows, for a header where there are none.
 
     Raises:
         DataError: unknown format.
     """
     if kind == "csv":
-        return write_csv(rows), f"{name}.csv", "text/csv; charset=utf-8"
+        return write_csv(rows, columns), f"{name}.csv", "text/csv; charset=utf-8"
     if kind == "jsonl":
         return write_jsonl(rows), f"{name}.jsonl", "application/x-ndjson"
     if kind != "xlsx":
         raise DataError(f"export format {kind!r} is not known; use one of {', '.join(FORMATS)}")
-    data, side = write_xlsx(rows, "export")
+    data, side = write_xlsx(rows, "export", columns)
     if not side:
         return data, f"{name}.xlsx", "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"
     files = {f"{name}.xlsx": data} | {path: text.encode("utf-8", "replace") for path, text in side.items()}

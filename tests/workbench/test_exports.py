@@ -9,7 +9,7 @@ import zipfile
 
 import pytest
 
-from rayrl.workbench.exports import bundle, compare_rows, escape_formula, export, result_rows, review_rows
+from rayrl.workbench.exports import COLUMNS, bundle, compare_rows, escape_formula, export, result_rows, review_rows
 from rayrl.workbench.readers.child import read_bytes
 from rayrl.workbench.readers.rows import Limits, Options
 from rayrl.workbench.reviews import add_review
@@ -55,8 +55,23 @@ def test_three_kinds_of_export_are_complete(bench):
     assert len(results) == 40 and results[0]["source"] == "line 1" and results[0]["source_row"]["rid"] == "req-0001"
     assert {r["status"] for r in results} == {"completed"} and all(r["agent_session_id"] for r in results)
     assert [r["verdict"] for r in review_rows(bench, a)] == ["ambiguous"]
-    groups = {row["group"] for row in compare_rows(bench, a, b)}
+    compared = list(compare_rows(bench, a, b))
+    assert all(tuple(row) == COLUMNS["compare"] for row in compared)
+    groups = {row["group"] for row in compared}
     assert groups <= {"fixed", "regressed", "reason_changed", "evidence_gained", "evidence_lost"}
+
+
+def test_exports_without_rows_have_their_header(bench):
+    a = sample_experiment(bench, 3)["id"]
+    drive(bench, a)
+    add_review(bench, a, 0, verdict="ambiguous")
+    for kind, rows in (("reviews", review_rows(bench, a)), ("compare", [])):
+        given = list(rows)
+        for found in (given, []):
+            text = export(found, "csv", "x", COLUMNS[kind])[0].decode("utf-8-sig")
+            assert text.splitlines()[0] == ",".join(COLUMNS[kind]) and len(text.splitlines()) == 1 + len(found)
+        book = zipfile.ZipFile(io.BytesIO(export([], "xlsx", "x", COLUMNS[kind])[0]))
+        assert COLUMNS[kind][-1] in book.read("xl/sharedStrings.xml").decode()
 
 
 def test_bundle_verifies_itself_and_notices_every_kind_of_damage(bench, tmp_path):

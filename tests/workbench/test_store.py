@@ -16,6 +16,16 @@ def test_migrations_lead_to_the_declared_tables(tmp_path):
         assert compare_metadata(MigrationContext.configure(connection), tables.metadata) == []
 
 
+def test_an_older_store_is_brought_up_to_date_on_opening(tmp_path):
+    store = Store(tmp_path)
+    with store.write() as connection:
+        connection.exec_driver_sql("DROP INDEX cases_by_text")
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num='0001'")
+    store.close()
+    with Store(tmp_path).read() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), tables.metadata) == []
+
+
 def test_store_of_another_version_is_refused(tmp_path):
     store = Store(tmp_path)
     with store.write() as connection:
