@@ -55,6 +55,15 @@ def test_every_shape_freezes_verifies_and_diffs(name, repository, tmp_path):
     assert verify(stored) == taken.manifest and load(stored).files == taken.files
     assert write_snapshot(taken, tmp_path / "snapshots") == stored
     assert diff_skills(taken, load(stored)) == []
+    assert all(f.level in ("warning", "info") and f.message for f in taken.manifest.findings)
+
+    main = folder / "SKILL.md"
+    main.write_bytes(main.read_bytes() + b"\n\n## Added later\n\nmore\n")
+    (folder / "new.bin").write_bytes(b"\0\xff")
+    changes = {c.path: (c.change, c.sections) for c in diff_skills(taken, take_folder(folder))}
+    assert changes.keys() == {"SKILL.md", "new.bin"} and changes["new.bin"][0] == "added"
+    sections = [] if name == "not-utf8" else ["SKILL.md#added-later"]  # no text, no sections
+    assert changes["SKILL.md"][0] == "modified" and set(sections) <= set(changes["SKILL.md"][1])
     if name in ("export-ignore",):
         return  # a checkout would rewrite line ends there; the next test looks at that
     committed = take_git(repository, "v1", f"skills/{name}")
