@@ -4,7 +4,7 @@ in the theme that is shown. Nothing of plotly's Python side is imported: only it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def plotly_script() -> Path:
     raise ConfigError("charts need the package plotly; install rayrl[studio]")
 
 
-def grouped_bars(names: Sequence[str], series: dict[str, Sequence[float]], *, y: str = "") -> Figure:
+def grouped_bars(names: Sequence[str], series: Mapping[str, Sequence[float]], *, y: str = "") -> Figure:
     """Bars side by side: one group per name, one colour per series."""
     colours = ("ink-3", "accent", "seq-2", "warn", "good")
     data = [
@@ -66,7 +66,7 @@ def intervals(names: Sequence[str], rates: Sequence[dict[str, Any]], *, x: str =
 
 def lines(
     x: Sequence[float],
-    series: dict[str, Sequence[float | None]],
+    series: Mapping[str, Sequence[float | None]],
     *,
     x_title: str = "",
     y_title: str = "",
@@ -104,5 +104,5 @@ def lines(
     return {"data": data, "layout": layout, "table": _table(list(x), series)}
 
 
-def _table(names: Sequence[Any], series: dict[str, Any]) -> dict[str, list[Any]]:
+def _table(names: Sequence[Any], series: Mapping[str, Any]) -> dict[str, list[Any]]:
     return {"names": list(names), **{name: list(values) for name, values in series.items()}}

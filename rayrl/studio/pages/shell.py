@@ -127,7 +127,6 @@ def page(request: Request, template: str, *, status: int = 200, **values: Any) -
         }
         for section in sections()
     ]
-    note = request.query_params.get("note", "")
     values = {
         "t": t,
         "lang": language,
@@ -137,7 +136,7 @@ def page(request: Request, template: str, *, status: int = 200, **values: Any) -
         "request": request,
         "here": lambda **changes: url_with(request, **changes),
         # only known notes are shown: the text is ours, not the URL's
-        "note": t(f"shell.note.{note}") if note and t(f"shell.note.{note}") != note else "",
+        "note": note_text(t, at.split("/")[1], request.query_params.get("note", "")),
         **values,
     }
     html = environment().get_template(template).render(values)
@@ -148,8 +147,14 @@ def page(request: Request, template: str, *, status: int = 200, **values: Any) -
     return response
 
 
+def note_text(t: Translate, section: str, name: str) -> str:
+    """The text of a note, empty for one that is not known."""
+    text = t(f"{section}.notes.{name}") if name else ""
+    return "" if text == name else text
+
+
 def back(url: str, note: str | None = None) -> RedirectResponse:
-    """After a form: on to a page, with one of the notes ``shell.note.*``."""
+    """After a form: on to a page, with one of the notes ``SECTION.notes.*``."""
     if note:
         path, hash_, anchor = url.partition("#")
         url = f"{path}{'&' if '?' in path else '?'}note={note}{hash_}{anchor}"

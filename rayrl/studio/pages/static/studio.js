@@ -100,6 +100,9 @@
       const answer = await fetch(location.href, { headers: { accept: "text/html" } });
       if (!answer.ok) return;
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+      if (one("[data-poll]") && !one("[data-poll]").closest("[data-live]")) {
+        one("main").replaceWith(document.adoptNode(one("main", fresh)));
+      }
       for (const part of all("[data-live]")) {
         const found = fresh.getElementById(part.id);
         if (!found || found.innerHTML === part.innerHTML || part.contains(document.activeElement)) continue;
@@ -110,6 +113,7 @@
       /* the next event tries again */
     } finally {
       fetching = false;
+      if (one("[data-poll]")) setTimeout(refresh, 1000);
       if (again) {
         again = false;
         setTimeout(refresh, 1000);
@@ -118,8 +122,9 @@
   }
 
   function listen() {
+    if (one("[data-poll]")) setTimeout(refresh, 700);
     const root = one("[data-events]");
-    if (!root) return;
+    if (!root || root.dataset.ended) return;
     const source = new EventSource(root.dataset.events);
     let timer = null;
     const soon = () => {

@@ -1,0 +1,177 @@
+"""Figures of an experiment as its pages need them: metrics with intervals, and which rule of the Skill is at fault."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from sqlalchemy import func, select, text
+
+from rayrl.evaluation.statistics import wilson
+from rayrl.schemas import JsonDict
+from rayrl.studio.context import Context
+from rayrl.studio.pages.background import BACKGROUND
+from rayrl.workbench import tables
+from rayrl.workbench.metrics import experiment_metrics, rate
+from rayrl.workbench.results import Filter, count
+
+RESAMPLES = 2000
+SMALL = 5000
+Matrix = np.ndarray[Any, Any]
+
+
+def cached(ctx: Context, experiment: JsonDict, kind: str, make: Callable[[], Any]) -> Any:
+    """``make()`` for the present state of an experiment; ``None`` while a large one is being computed."""
+    stamp = (last_event(ctx, experiment["id"]), tuple(experiment["counts"].items()))
+    key = (str(ctx.bench.store.root), experiment["id"], kind)
+    return BACKGROUND.get(key, stamp, make, wait_s=wait(experiment))
+
+
+def wait(*experiments: JsonDict) -> float:
+    """How long a page waits for figures: small experiments are always shown at once."""
+    return 30.0 if sum(e["n_cases"] for e in experiments) <= SMALL else 0.15
+
+
+def last_event(ctx: Context, experiment_id: str) -> int:
+    """Number of the newest event of an experiment."""
+    events = tables.events
+    query = select(func.max(events.c.id)).where(events.c.experiment_id == experiment_id)
+    with ctx.bench.store.read() as connection:
+        return int(connection.execute(query).scalar() or 0)
+
+
+def headline(ctx: Context, experiment: JsonDict) -> JsonDict | None:
+    """Accuracy alone, for lists."""
+    r = tables.results
+    query = (
+        select((r.c.prediction == r.c.gold).label("right"), func.count())
+        .where(r.c.experiment_id == experiment["id"], r.c.repeat == 0, r.c.gold.is_not(None))
+        .where(r.c.state.in_(["completed", "failed"]), func.coalesce(r.c.failure, "") != "infrastructure")
+        .group_by(text("1"))
+    )
+
+    def make() -> JsonDict:
+        with ctx.bench.store.read() as connection:
+            found: dict[Any, int] = {bool(right): 0 for right in (True, False)}
+            for right, n in connection.execute(query):
+                found[bool(right)] += n
+        return rate(found[True], sum(found.values()))
+
+    found: JsonDict | None = cached(ctx, experiment, "headline", make)
+    return found
+
+
+def overview(ctx: Context, experiment: JsonDict, view: str) -> JsonDict | None:
+    """Metrics under a view of the labels; statistics without a formula for their interval get a bootstrapped one."""
+    classes = ctx.bench.datasets.get(experiment["dataset_id"])["classes"]
+
+    def make() -> JsonDict:
+        found = experiment_metrics(ctx.bench.store, experiment, classes, view=view)
+        whole = found["overall"]
+        matrix = np.array(whole["confusion"]["matrix"])
+        whole["kappa"] = bootstrap(matrix, kappas)
+        whole["macro_f1"] = bootstrap(matrix, lambda m: np.nanmean(f1s(m, len(classes)), axis=-1))
+        for i, name in enumerate(classes):
+            whole["classes"][name]["f1"] = bootstrap(matrix, partial(f1_of, i=i))
+        return found
+
+    found: JsonDict | None = cached(ctx, experiment, f"overview {view}", make)
+    return found
+
+
+def f1_of(matrix: Matrix, i: int) -> Matrix:
+    """F1 of class ``i``."""
+    return f1s(matrix, i + 1)[..., i]
+
+
+def f1s(matrix: Matrix, n_classes: int) -> Matrix:
+    """F1 of each class of matrices of shape (..., k, k); NaN where a class neither occurs nor is said."""
+    hits = np.diagonal(matrix, axis1=-2, axis2=-1)
+    totals = matrix.sum(axis=-1) + matrix.sum(axis=-2)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(2 * hits / totals)[..., :n_classes]
+
+
+def kappas(matrix: Matrix) -> Matrix:
+    """Cohen's kappa of matrices of shape (..., k, k); NaN where chance agreement is perfect."""
+    total = matrix.sum(axis=(-2, -1)).astype(float)
+    agreed = np.trace(matrix, axis1=-2, axis2=-1) / total
+    expected = (matrix.sum(axis=-2) * matrix.sum(axis=-1)).sum(axis=-1) / total**2
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.where(expected >= 1, np.nan, (agreed - expected) / (1 - expected)))
+
+
+def bootstrap(matrix: Matrix, statistic: Callable[[Matrix], Matrix]) -> JsonDict:
+    """A statistic of a confusion matrix with its 95 % percentile interval over resampled cases.
+
+    Resampling cases with replacement is a multinomial draw over the cells of the matrix. Resamples in which the
+    statistic has no value are left out.
+    """
+    n = int(matrix.sum())
+    if n == 0:
+        return {"value": None, "low": None, "high": None, "n": 0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the mean of no classes is NaN, and handled
+        value = float(statistic(matrix))
+        draws = np.random.default_rng(0).multinomial(n, matrix.ravel() / n, size=RESAMPLES).reshape(-1, *matrix.shape)
+        found = statistic(draws)
+    found = found[~np.isnan(found)]
+    if math.isnan(value) or n < 2 or not len(found):
+        return {"value": None if math.isnan(value) else value, "low": None, "high": None, "n": n}
+    low, high = np.percentile(found, [2.5, 97.5])
+    return {"value": value, "low": float(low), "high": float(high), "n": n}
+
+
+def tab_counts(ctx: Context, experiment: JsonDict) -> JsonDict | None:
+    """Numbers beside the tabs: disagreements, and how many of them are reviewed."""
+
+    def make() -> JsonDict:
+        every = Filter(disagreements=True, repeat=0)
+        left = count(ctx.bench, experiment["id"], every.model_copy(update={"review": "none"}))
+        total = count(ctx.bench, experiment["id"], every)
+        return {"disagreements": total, "open": left, "reviewed": total - left}
+
+    found: JsonDict | None = cached(ctx, experiment, "tabs", make)
+    return found
+
+
+_RULES = text(
+    """
+    SELECT coalesce(json_extract(c.value, '$.path'), json_extract(c.value, '$.ref')) AS path,
+           json_extract(c.value, '$.section') AS section, json_extract(c.value, '$.exists') AS there,
+           gold, prediction, agrees, count(*) AS n
+    FROM evaluation_results r, json_each(r.detail, '$.evidence.cited') c
+    WHERE experiment_id = :experiment AND repeat = 0 AND state = 'completed' AND gold IS NOT NULL
+    GROUP BY 1, 2, 3, 4, 5, 6
+    """
+)
+
+
+def rules(ctx: Context, experiment: JsonDict) -> list[JsonDict] | None:
+    """Each cited passage of the Skill with how many labelled verdicts rest on it and how many of them are wrong.
+
+    Ordered by the lower end of the interval of the error rate, so that a rule with many wrong verdicts comes before one
+    that was unlucky once. A verdict that cites several passages counts for each.
+    """
+
+    def make() -> list[JsonDict]:
+        with ctx.bench.store.read() as connection:
+            rows = connection.execute(_RULES, {"experiment": experiment["id"]}).mappings().all()
+        found: dict[str, JsonDict] = {}
+        for row in rows:
+            ref = f"{row['path']}#{row['section']}" if row["section"] else str(row["path"])
+            one = found.setdefault(ref, {"ref": ref, "exists": bool(row["there"]), "n": 0, "wrong": 0, "turns": {}})
+            one["n"] += row["n"]
+            if row["agrees"] == 0:
+                one["wrong"] += row["n"]
+                turn = f"{row['gold']} → {row['prediction']}"
+                one["turns"][turn] = one["turns"].get(turn, 0) + row["n"]
+        out = [one | {"rate": rate(one["wrong"], one["n"])} for one in found.values() if one["wrong"]]
+        return sorted(out, key=lambda one: (-wilson(one["wrong"], one["n"])[0], -one["wrong"], one["ref"]))
+
+    found: list[JsonDict] | None = cached(ctx, experiment, "rules", make)
+    return found

@@ -1,0 +1,112 @@
+"""What the pages of the workbench share: the parts of an experiment by name, filters in the query string, tabs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from fastapi import Path, Request
+from starlette.datastructures import FormData
+
+from rayrl.errors import DataError
+from rayrl.schemas import JsonDict
+from rayrl.studio.context import Context
+from rayrl.studio.pages.language import Translate
+from rayrl.studio.pages.workbench.analysis import tab_counts
+from rayrl.workbench.results import Filter
+
+ExperimentId = Annotated[str, Path(pattern=r"^ex_[0-9a-f]{16}$")]
+Ordinal = Annotated[int, Path(ge=0, le=10**9)]
+FILTERS = (
+    "search", "gold", "prediction", "domain", "evidence", "state", "failure", "review", "agrees", "max_confidence",
+)  # fmt: skip
+LISTS = ("disagreements", "cases")
+ENDED = ("completed", "cancelled", "invalid")
+
+
+async def form_of(request: Request) -> FormData:
+    """The fields of a form (at most 2,000, text only)."""
+    return await request.form(max_fields=2000)
+
+
+def field(form: FormData, name: str, default: str = "") -> str:
+    """A text field, trimmed."""
+    value = form.get(name, default)
+    return value.strip() if isinstance(value, str) else default
+
+
+def whole(form: FormData, name: str, default: int) -> int:
+    """A field with a whole number.
+
+    Raises:
+        DataError: it is none.
+    """
+    value = field(form, name)
+    try:
+        return int(value) if value else default
+    except ValueError:
+        raise DataError(f"{name}: {value[:40]!r} is no whole number") from None
+
+
+def url(experiment_id: str, rest: str = "", **query: Any) -> str:
+    """The address of a page of an experiment."""
+    kept = {k: v for k, v in query.items() if v not in (None, "")}
+    return f"/workbench/experiments/{experiment_id}{rest}" + (f"?{urlencode(kept)}" if kept else "")
+
+
+def filters_of(request: Request, only: str) -> tuple[Filter, dict[str, str]]:
+    """Filters of a list (``disagreements`` or ``cases``) out of the query string, and the fields as they were given.
+
+    Raises:
+        DataError: a value that is not possible.
+    """
+    given = {name: value for name in FILTERS if (value := request.query_params.get(name, "").strip())}
+    facts: dict[str, Any] = dict(given)
+    if "agrees" in facts:
+        facts["agrees"] = facts["agrees"] in ("1", "true", "yes")
+    if request.query_params.get("sort") == "confidence":
+        facts["sort"] = given["sort"] = "confidence"
+    try:
+        found = Filter.model_validate({**facts, "repeat": 0, "disagreements": only == "disagreements"}, strict=False)
+    except ValueError:
+        raise DataError("a filter has a value that is not possible; remove it from the address") from None
+    return found, given
+
+
+def snapshot_label(snapshot: JsonDict) -> str:
+    """A Skill and its version, as short as they can be told apart."""
+    version = snapshot["git_tag"] or (snapshot["git_commit"] or snapshot["content_sha256"])[:8]
+    return f"{snapshot['name']} @ {version}" + ("*" if snapshot["status"] == "draft" else "")
+
+
+def parts(ctx: Context, experiment: JsonDict) -> JsonDict:
+    """The data set and the Skill of an experiment."""
+    dataset = ctx.bench.datasets.get(experiment["dataset_id"])
+    snapshot = ctx.bench.snapshots.get(experiment["snapshot_id"])
+    return {"dataset": dataset, "snapshot": snapshot, "skill_label": snapshot_label(snapshot)}
+
+
+def head(ctx: Context, t: Translate, experiment_id: str, current: str) -> JsonDict:
+    """What every page of an experiment shows above its content."""
+    experiment = ctx.bench.experiments.get(experiment_id)
+    numbers = tab_counts(ctx, experiment)
+    base = url(experiment_id)
+    names = {"overview": "", "disagreements": "/disagreements", "cases": "/cases", "versions": "/versions"}
+    counts = {"disagreements": (numbers or {}).get("disagreements"), "cases": experiment["n_cases"]}
+    tabs = [
+        {"label": t(f"workbench.tab.{name}"), "href": base + path, "current": name == current, "n": counts.get(name)}
+        for name, path in names.items()
+    ]
+    return {"experiment": experiment, "tabs": tabs, "numbers": numbers, "base": base, **parts(ctx, experiment)}
+
+
+def day(row: JsonDict) -> str:
+    """Day and minute something was created, to tell equals apart."""
+    return str(row["created_at"][5:16]).replace("T", " ")
+
+
+def file_url(snapshot_id: str, ref: str) -> str:
+    """Where a reference of a Skill is shown: the file, its passage marked and in view."""
+    path, _, anchor = ref.strip().removeprefix("./").partition("#")
+    query = {"path": path} | ({"at": anchor} if anchor else {})
+    return f"/workbench/skills/{snapshot_id}/file?{urlencode(query)}" + ("#cited" if anchor else "")
