@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from types import SimpleNamespace
 
 import psutil
@@ -252,7 +253,9 @@ def test_8_comparison_names_what_was_fixed_and_what_regressed(road):
 def test_9_a_batch_is_a_process_of_its_own_at_low_priority(tmp_path):
     handle = ProcessDriver(["sleep"], "60", tmp_path / "log")
     try:
-        process = psutil.Process(handle._process.pid)
+        process, until = psutil.Process(handle._process.pid), time.monotonic() + 30
+        while process.name() != "sleep" and time.monotonic() < until:  # `nice` comes first
+            time.sleep(0.01)
         assert process.nice() > psutil.Process().nice() and os.getsid(process.pid) != os.getsid(0)
         assert BATCH_PRIORITY < 0
     finally:
