@@ -20,6 +20,7 @@ from typing import Any
 
 from filelock import FileLock
 from sqlalchemy import Connection, Engine, create_engine, event, insert
+from sqlalchemy.exc import DatabaseError
 
 from rayrl.errors import DataError
 from rayrl.schemas import JsonDict, sha256_hex
@@ -44,13 +45,25 @@ class MissingError(DataError):
 
 
 class Store:
-    """Database and files under one folder. Safe to share between threads; each process opens its own."""
+    """Database and files under one folder. Safe to share between threads; each process opens its own.
+
+    Raises:
+        DataError: the folder cannot be made, or holds a database that is none, or of another version.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root).expanduser().resolve()
-        self.root.mkdir(parents=True, exist_ok=True)
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(f"the store {self.root} cannot be made: {error.strerror}; choose another root") from None
         self.engine = _engine(self.root / "workbench.db")
-        self._migrate()
+        try:
+            self._migrate()
+        except DatabaseError as error:
+            raise DataError(
+                f"the database {self.root / 'workbench.db'} cannot be used: {error.orig}; choose another root"
+            ) from None
 
     def _migrate(self) -> None:
         with self.engine.connect() as connection:

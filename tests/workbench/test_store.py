@@ -26,6 +26,15 @@ def test_an_older_store_is_brought_up_to_date_on_opening(tmp_path):
         assert compare_metadata(MigrationContext.configure(connection), tables.metadata) == []
 
 
+def test_places_that_cannot_be_a_store_are_named(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(DataError, match="cannot be made: File exists"):
+        Store(tmp_path / "file")
+    (tmp_path / "workbench.db").write_bytes(b"no database" * 1000)
+    with pytest.raises(DataError, match="file is not a database"):
+        Store(tmp_path)
+
+
 def test_store_of_another_version_is_refused(tmp_path):
     store = Store(tmp_path)
     with store.write() as connection:
