@@ -52,7 +52,8 @@ def sections() -> tuple[Section, ...]:
     """The sections that are there, in the order of the navigation."""
     out = []
     for name in NAMES:
-        if find_spec(f"rayrl.studio.pages.{name}") is not None:
+        spec = find_spec(f"rayrl.studio.pages.{name}")
+        if spec is not None and spec.origin is not None:  # a folder without __init__.py is no section yet
             found: Section = import_module(f"rayrl.studio.pages.{name}").SECTION
             out.append(found)
     return tuple(out)
