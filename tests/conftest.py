@@ -21,8 +21,11 @@ from rayrl.shop.generator import generate_catalogue
 from rayrl.shop.process import ShopProcess
 from rayrl.splits import build_splits, facts_from_products, make_split
 from rayrl.tasks import SplitManifest
+from tests.faults.support import KEY, KEY_ENV
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# before any test starts a Ray: actors inherit the environment of that moment
+os.environ[KEY_ENV] = KEY
 
 WriteConfig = Callable[..., Path]
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
 from rayrl.shop.config import ShopServerConfig
 from rayrl.shop.process import ShopProcess
-from tests.faults.support import CATALOGUE_SEED, KEY, KEY_ENV, PRODUCTS, TTL_S
+from tests.faults.support import CATALOGUE_SEED, PRODUCTS, TTL_S
 
 
 @pytest.fixture(scope="session")
@@ -19,8 +18,6 @@ def cluster() -> Iterator[None]:
 
     from actors.cluster import connect
 
-    # actors inherit the environment of the moment their Ray started
-    os.environ[KEY_ENV] = KEY
     ours = not ray.is_initialized()
     connect(num_cpus=4)
     yield
