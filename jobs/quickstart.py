@@ -218,11 +218,33 @@ def _say_end(context: Context, seconds: dict[str, float], total: float) -> None:
     for name, place in {**{n: r.run_dir for n, r in context.runs.items()}, **context.places}.items():
         say(f"  {name:<12} {_shown(place)}")
     say("  a run holds manifest.json, traces.jsonl, summary.json, metrics.jsonl, events.jsonl")
+    out.rule("[bold]look at it", align="left")
+    for line in _pages(context):
+        say(f"  {line}")
     out.rule("[bold]what next", align="left")
     for command, why in [*_first_steps(context), *context.next_steps]:
         say(f"  {command}     # {why}")
     times = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
     say(f"\ndone in {total:.1f} s ({times})")
+
+
+def _pages(context: Context) -> list[str]:
+    """The studio's command, its address, and what of this quickstart is worth a look there."""
+    address = "http://127.0.0.1:8765"
+    lines = [f"./run rayrl studio     # then open {address}"]
+    runs = context.runs
+    if "competent" in runs:
+        lines.append(f"{address}/runs/{runs['competent'].run_dir.name}     # how well it did, why episodes failed")
+        failed = _failed_episode(runs["competent"].run_dir)
+        if failed is not None:
+            lines.append(f"{address}/runs/{runs['competent'].run_dir.name}/episodes/{failed}     # one, step by step")
+    if all(level in runs for level in LEVELS):
+        a, b = (runs[level].run_dir.name for level in LEVELS)
+        lines.append(f"{address}/runs/-/compare?a={a}&b={b}     # which is better, and how sure that is")
+    if "training" in context.places:
+        lines.append(f"{address}/training/{context.places['training'].name}     # the trained gate; ask it a question")
+        lines.append(f"{address}/arena     # the policies against each other")
+    return lines
 
 
 def _first_steps(context: Context) -> list[tuple[str, str]]:

@@ -177,9 +177,15 @@ def read_lines(path: Path, *, most_bytes: int = 8 * 1024 * 1024) -> list[JsonDic
 
 
 def guarded(make: Callable[[], Any]) -> tuple[Any, str | None]:
-    """``(value, None)``, or ``(None, problem)`` where a file is damaged in whatever way."""
+    """``(value, None)``, or ``(None, problem)`` where a file is damaged in whatever way.
+
+    Raises:
+        MissingError: what was asked for is not there at all.
+    """
     try:
         return make(), None
+    except MissingError:
+        raise
     except DataError as error:
         return None, str(error)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OSError) as error:
