@@ -39,7 +39,7 @@ def grouped_bars(names: Sequence[str], series: Mapping[str, Sequence[float]], *,
 
 
 def intervals(names: Sequence[str], rates: Sequence[dict[str, Any]], *, x: str = "") -> Figure:
-    """Points with their intervals, one row per name; rates are ``{value, low, high}``, missing ones leave a gap."""
+    """Rates with their intervals, one row per name; each is ``{value, low, high}`` from 0 to 1; missing ones are left out."""
     known = [(n, r) for n, r in zip(names, rates, strict=True) if r.get("value") is not None]
     trace = {
         "type": "scatter",
@@ -57,7 +57,7 @@ def intervals(names: Sequence[str], rates: Sequence[dict[str, Any]], *, x: str =
     }
     table = {"names": [n for n, _ in known]} | {key: [r.get(key) for _, r in known] for key in ("value", "low", "high")}
     layout = {
-        "xaxis": {"title": x},
+        "xaxis": {"title": x, "tickformat": ".0%"},
         "yaxis": {"autorange": "reversed", "type": "category"},
         "height": 90 + 30 * len(known),
     }

@@ -71,6 +71,7 @@ def environment() -> jinja2.Environment:
     )
     made.filters |= formats.FILTERS
     made.filters["pretty"] = lambda value: json.dumps(value, ensure_ascii=False, indent=1, default=str)
+    made.filters["compact"] = lambda value: json.dumps(value, ensure_ascii=False, default=str)
     made.filters["chart_json"] = _script_json
     made.globals |= {"word_diff": word_diff, "unified_lines": unified_lines, "version": __version__}
     return made

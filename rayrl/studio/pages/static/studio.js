@@ -172,7 +172,7 @@
     const axis = { gridcolor: colour("line"), zerolinecolor: colour("line"), linecolor: colour("line"), automargin: true };
     const given = paint(figure.layout || {});
     const layout = {
-      height: 260, margin: { l: 48, r: 12, t: 12, b: 40 }, ...given,
+      height: 230, margin: { l: 48, r: 12, t: 12, b: 40 }, ...given,
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: style().getPropertyValue("--font"), size: 12, color: colour("ink-2") },
       legend: { orientation: "h", y: 1.12, x: 0, ...(given.legend || {}) },

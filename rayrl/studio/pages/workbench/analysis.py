@@ -147,6 +147,10 @@ _RULES = text(
     FROM evaluation_results r, json_each(r.detail, '$.evidence.cited') c
     WHERE experiment_id = :experiment AND repeat = 0 AND state = 'completed' AND gold IS NOT NULL
     GROUP BY 1, 2, 3, 4, 5, 6
+    UNION ALL
+    SELECT '', NULL, 0, gold, prediction, agrees, count(*) FROM evaluation_results
+    WHERE experiment_id = :experiment AND repeat = 0 AND state = 'completed' AND gold IS NOT NULL AND evidence = 'none'
+    GROUP BY gold, prediction, agrees
     """
 )
 
@@ -155,7 +159,8 @@ def rules(ctx: Context, experiment: JsonDict) -> list[JsonDict] | None:
     """Each cited passage of the Skill with how many labelled verdicts rest on it and how many of them are wrong.
 
     Ordered by the lower end of the interval of the error rate, so that a rule with many wrong verdicts comes before one
-    that was unlucky once. A verdict that cites several passages counts for each.
+    that was unlucky once. A verdict that cites several passages counts for each;
+    those that cite none stand together under the empty reference.
     """
 
     def make() -> list[JsonDict]:

@@ -74,8 +74,8 @@ def filters_of(request: Request, only: str) -> tuple[Filter, dict[str, str]]:
 
 
 def snapshot_label(snapshot: JsonDict) -> str:
-    """A Skill and its version, as short as they can be told apart."""
-    version = snapshot["git_tag"] or (snapshot["git_commit"] or snapshot["content_sha256"])[:8]
+    """A Skill and its version: the tag, else the beginning of its content hash, which no two contents share."""
+    version = snapshot["git_tag"] or snapshot["content_sha256"][:7]
     return f"{snapshot['name']} @ {version}" + ("*" if snapshot["status"] == "draft" else "")
 
 
@@ -94,7 +94,13 @@ def head(ctx: Context, t: Translate, experiment_id: str, current: str) -> JsonDi
     names = {"overview": "", "disagreements": "/disagreements", "cases": "/cases", "versions": "/versions"}
     counts = {"disagreements": (numbers or {}).get("disagreements"), "cases": experiment["n_cases"]}
     tabs = [
-        {"label": t(f"workbench.tab.{name}"), "href": base + path, "current": name == current, "n": counts.get(name)}
+        {
+            "label": t(f"workbench.tab.{name}"),
+            "href": base + path,
+            "current": name == current,
+            "n": counts.get(name),
+            "key": name[0] if name != "cases" else "a",
+        }
         for name, path in names.items()
     ]
     return {"experiment": experiment, "tabs": tabs, "numbers": numbers, "base": base, **parts(ctx, experiment)}

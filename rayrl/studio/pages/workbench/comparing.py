@@ -72,7 +72,9 @@ def figures(ctx: Context, one: JsonDict, two: JsonDict) -> JsonDict | None:
 
 
 def side_labels(one: JsonDict, two: JsonDict) -> tuple[str, str]:
-    """What tells the two apart: the Skill, the model, or else the time."""
+    """What tells the two apart: their names, the Skill, the model, or else the time."""
+    if one["name"] != two["name"]:
+        return one["name"], two["name"]
     labels = [row["skill_label"] for row in (one, two)]
     if labels[0] == labels[1] or one["model_name"] != two["model_name"]:
         labels = [f"{label} · {row['model_name']}" for label, row in zip(labels, (one, two), strict=True)]
