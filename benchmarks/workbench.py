@@ -172,15 +172,16 @@ async def _turns(client: Any, url: str, n: int, users: int) -> list[float]:
     took: list[float] = []
 
     async def user() -> None:
-        made = await client.post(f"{url}/api/sessions", json={"skill": "fast-slow-routing", "model": "loopback"})
-        session = made.json()["id"]
         for _ in range(n // users):
+            # a session of its own each: what was read before makes the next turn of a session shorter
+            made = await client.post(f"{url}/api/sessions", json={"skill": "fast-slow-routing", "model": "loopback"})
+            session = made.json()["id"]
             began = time.perf_counter()
             answer = await client.post(f"{url}/api/sessions/{session}/messages", json={"text": "到公司电量够不够"})
             took.append(time.perf_counter() - began)
             if answer.json()["state"] != "answered":
                 raise SystemExit(f"a turn failed: {answer.text}")
-        await client.delete(f"{url}/api/sessions/{session}")
+            await client.delete(f"{url}/api/sessions/{session}")
 
     async with asyncio.TaskGroup() as group:
         for _ in range(users):
@@ -188,21 +189,26 @@ async def _turns(client: Any, url: str, n: int, users: int) -> list[float]:
     return took
 
 
-def latency(turns: int, latency_ms: float, concurrency: int) -> dict[str, Any]:
-    """Interactive turns against a model with fixed latency: alone, then beside a batch of 600 cases on the same model."""
+def _endpoint(latency_ms: float) -> tuple[Any, dict[str, Any]]:
+    command = [sys.executable, "-m", "benchmarks.workbench", "endpoint", "--latency-ms", str(latency_ms)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    port = int(process.stdout.readline()) if process.stdout else 0
+    return process, {"kind": "openai", "name": "loopback", "base_url": f"http://127.0.0.1:{port}/v1"}
+
+
+def latency(turns: int, latency_ms: float, concurrency: int, apart: bool) -> dict[str, Any]:
+    """Interactive turns of four users against a model with fixed latency: alone, then beside a batch of 600 cases.
+
+    The batch asks the same model server, or with ``apart`` one of its own.
+    """
     import httpx
 
     with tempfile.TemporaryDirectory() as folder:
         bench = Workbench(folder)
-        endpoint = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.workbench", "endpoint", "--latency-ms", str(latency_ms)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        port = int(endpoint.stdout.readline()) if endpoint.stdout else 0
-        body = {"kind": "openai", "name": "loopback", "base_url": f"http://127.0.0.1:{port}/v1"}
-        bench.models.save("loopback", body)
+        endpoint, profile = _endpoint(latency_ms)
+        other, batch = _endpoint(latency_ms) if apart else (None, profile)
+        bench.models.save("loopback", profile)
+        bench.models.save("batch", batch)
         upload = bench.uploads.add(*sample_file("jsonl"))
         bench.datasets.save_profile("p", sample_profile("jsonl"), [])
         from rayrl.workbench.readers.rows import Options
@@ -226,7 +232,7 @@ def latency(turns: int, latency_ms: float, concurrency: int) -> dict[str, Any]:
                         name="batch",
                         dataset_id=data["id"],
                         snapshot_id=snapshot,
-                        model="loopback",
+                        model="batch",
                         concurrency=concurrency,
                     )
                     started = await client.post(f"{url}/api/evaluations/{made['id']}/start")
@@ -241,6 +247,9 @@ def latency(turns: int, latency_ms: float, concurrency: int) -> dict[str, Any]:
                         "turns": turns,
                         "model_latency_ms": latency_ms,
                         "batch_concurrency": concurrency,
+                        "batch_has_its_own_model_server": apart,
+                        "median_alone_ms": round(statistics.median(alone) * 1000, 1),
+                        "median_beside_batch_ms": round(statistics.median(beside) * 1000, 1),
                         "p95_alone_ms": p95[0],
                         "p95_beside_batch_ms": p95[1],
                         "ratio": round(p95[1] / p95[0], 3),
@@ -253,8 +262,10 @@ def latency(turns: int, latency_ms: float, concurrency: int) -> dict[str, Any]:
         finally:
             server.terminate()
             server.wait(60)
-            endpoint.terminate()
-            endpoint.wait(10)
+            for process in (endpoint, other):
+                if process is not None:
+                    process.terminate()
+                    process.wait(10)
             bench.close()
 
 
@@ -297,14 +308,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("store", "latency", "endpoint"))
     parser.add_argument("--cases", type=int, default=100_000)
-    parser.add_argument("--turns", type=int, default=60)
+    parser.add_argument("--turns", type=int, default=80)
     parser.add_argument("--latency-ms", type=float, default=200.0)
     parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--apart", action="store_true", help="latency: the batch has a model server of its own")
     args = parser.parse_args()
     if args.what == "endpoint":
         endpoint(args.latency_ms)
         return
-    found = store(args.cases) if args.what == "store" else latency(args.turns, args.latency_ms, args.concurrency)
+    if args.what == "store":
+        found = store(args.cases)
+    else:
+        found = latency(args.turns, args.latency_ms, args.concurrency, args.apart)
     print(json.dumps(found, indent=1, ensure_ascii=False))
 
 
