@@ -29,7 +29,8 @@ from rayrl.workbench.claims import Claims, owner_name
 from rayrl.workbench.compare import compare
 from rayrl.workbench.evidence import Outcome
 from rayrl.workbench.results import Filter, page
-from rayrl.workbench.samples import generate, sample_file, sample_profile, skill_folder
+from rayrl.workbench.samples import sample_file, sample_profile, skill_folder
+from rayrl.workbench.samples.generate import generate
 from rayrl.workbench.store import Store
 from rayrl.workbench.workbench import Workbench
 

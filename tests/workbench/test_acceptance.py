@@ -21,7 +21,8 @@ from rayrl.studio.app import create_app
 from rayrl.studio.config import StudioConfig
 from rayrl.workbench.driver import BATCH_PRIORITY
 from rayrl.workbench.launcher import ProcessDriver, Supervisor
-from rayrl.workbench.samples import SKILL, generate, sample_file, sample_profile, skill_folder
+from rayrl.workbench.samples import SKILL, sample_file, sample_profile, skill_folder
+from rayrl.workbench.samples.generate import generate
 from rayrl.workbench.workbench import Workbench
 from tests.studio.conftest import ThreadDriver, upload, wait
 
