@@ -208,7 +208,11 @@ def skills(path: Path, slug: str, name: str) -> Contest:
         a, _, b = label.partition(" - ")
         d = pair["difference"]
         cells[a, b] = {"value": d["mean"], "low": d["low"], "high": d["high"], "p": None}
-    facts = {"questions": {"n": result.get("episodes")}, "skills": f"/skills/{quote(slug)}"}
+    gate = f"/skills/gates/{quote(slug)}~gate"
+    facts = {
+        "questions": {"n": result.get("episodes")},
+        "skills": gate if (path / "gate" / "gate.json").is_file() else None,
+    }
     return Contest("skills", slug, name, (0, 1), versions, cells, note="arena.note.skills", facts=facts)
 
 

@@ -80,10 +80,11 @@ def metric_rows(found: JsonDict) -> list[JsonDict]:
                 "a": item["mean_a"],
                 "b": item["mean_b"],
                 "difference": {"value": d["mean"], "low": d["low"], "high": d["high"], "n": d.get("n")},
+                "digits": 3 if abs(item["mean_a"] or 0) < 100 else 1,
                 "p": item["p"],
                 "p_holm": item.get("p_holm"),
                 "lower": name in LOWER_IS_BETTER,
-                "clear": d["low"] is not None and (d["low"] > 0 or d["high"] < 0),
+                "sure": d["low"] is not None and (d["low"] > 0 or d["high"] < 0),
             }
         )
     return out

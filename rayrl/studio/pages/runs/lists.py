@@ -83,7 +83,6 @@ def index_page(request: Request, ctx: Ctx, q: str = "", state: str = "", cursor:
     first = next((at + 1 for at, run in enumerate(found) if run["slug"] == cursor), 0)
     shown = found[first : first + LIST]
     following = shown[-1]["slug"] if shown and first + LIST < len(found) else None
-    comparable = [(run["slug"], run["name"]) for run in every if run["trace_bytes"]][:500]
     return page(
         request,
         "runs/index.html",
@@ -95,9 +94,21 @@ def index_page(request: Request, ctx: Ctx, q: str = "", state: str = "", cursor:
         state=state,
         following=following,
         cursor=cursor,
-        comparable=comparable,
+        pair=_likely_pair(shown),
         quote=quote,
     )
+
+
+def _likely_pair(shown: list[JsonDict]) -> tuple[str, str]:
+    """The newest two runs of as many episodes of one split: most likely what somebody wants to compare."""
+    seen: dict[tuple[Any, Any], str] = {}
+    for run in shown:
+        if run["trace_bytes"] and run["expected"]:
+            key = (run["split"], run["expected"])
+            if key in seen:
+                return run["slug"], seen[key]
+            seen[key] = run["slug"]
+    return "", ""
 
 
 @router.get("/runs/{slug}")
