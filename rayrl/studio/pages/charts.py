@@ -39,7 +39,7 @@ def grouped_bars(names: Sequence[str], series: Mapping[str, Sequence[float]], *,
 
 
 def intervals(names: Sequence[str], rates: Sequence[dict[str, Any]], *, x: str = "") -> Figure:
-    """Rates with their intervals, one row per name; each is ``{value, low, high}`` from 0 to 1; missing ones are left out."""
+    """Rates with their intervals, one row per name: ``{value, low, high}`` from 0 to 1. Missing ones are left out."""
     known = [(n, r) for n, r in zip(names, rates, strict=True) if r.get("value") is not None]
     trace = {
         "type": "scatter",

@@ -38,6 +38,13 @@ def span(rate: dict[str, Any] | None, *, scale: str = "pct") -> str:
     return f"{rate['low']:.2f} – {rate['high']:.2f}"
 
 
+def span_points(rate: dict[str, Any] | None) -> str:
+    """The interval of a difference of rates, in percentage points with signs."""
+    if not rate or rate.get("low") is None:
+        return ""
+    return f"{points(rate['low'])} – {points(rate['high'])}"
+
+
 def pvalue(value: float | None) -> str:
     """``p = 0.003``; very small ones as a bound."""
     if value is None:
@@ -83,4 +90,4 @@ def clip(value: str | None, length: int = 200) -> str:
     return value if len(value) <= length else value[: length - 1] + "…"
 
 
-FILTERS = {f.__name__: f for f in (pct, num, points, signed, span, pvalue, secs, size, when, short, clip)}
+FILTERS = {f.__name__: f for f in (pct, num, points, signed, span, span_points, pvalue, secs, size, when, short, clip)}

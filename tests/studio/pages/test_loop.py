@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 @pytest.fixture(scope="module")
 def file(tmp_path_factory, site):
     site.bench.models.save("slow-reader", {"kind": READER, "name": "slow", "options": {"latency_ms": 25}})
-    name, data = sample_file("csv", 90)
+    name, data = sample_file("csv", 200)
     path = tmp_path_factory.mktemp("file") / name
     path.write_bytes(data)
     return path
@@ -35,7 +35,7 @@ def test_by_mouse(site, file, new_tab, shot):
     assert page.locator("#m-query").input_value() == "用户query"
     page.locator("#m-domain").fill("")
     page.get_by_role("button", name="Preview").click()
-    assert "90 cases, 0 rows with errors" in page.locator("#preview").inner_text()
+    assert "200 cases, 0 rows with errors" in page.locator("#preview").inner_text()
     assert "m.domain=" in page.url
     page.locator("#m-domain").fill("垂域")
     page.get_by_role("button", name="Preview").click()

@@ -93,16 +93,12 @@ def head(ctx: Context, t: Translate, experiment_id: str, current: str) -> JsonDi
     base = url(experiment_id)
     names = {"overview": "", "disagreements": "/disagreements", "cases": "/cases", "versions": "/versions"}
     counts = {"disagreements": (numbers or {}).get("disagreements"), "cases": experiment["n_cases"]}
-    tabs = [
-        {
-            "label": t(f"workbench.tab.{name}"),
-            "href": base + path,
-            "current": name == current,
-            "n": counts.get(name),
-            "key": name[0] if name != "cases" else "a",
-        }
-        for name, path in names.items()
-    ]
+    keys = {"overview": "o", "disagreements": "d", "cases": "a", "versions": "v"}
+    tabs: list[JsonDict] = []
+    for name, path in names.items():
+        label = t(f"workbench.tab.{name}")
+        one = {"label": label, "href": base + path, "current": name == current, "n": counts.get(name)}
+        tabs.append(one | {"key": keys[name]})
     return {"experiment": experiment, "tabs": tabs, "numbers": numbers, "base": base, **parts(ctx, experiment)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -21,10 +22,12 @@ from rayrl.workbench import tables
 from rayrl.workbench.compare import GROUPS, compare
 from rayrl.workbench.experiments import Params
 from rayrl.workbench.matrix import create_matrix, matrix_table
+from rayrl.workbench.metrics import rate
 
 router = APIRouter(include_in_schema=False)
 Ids = Annotated[list[ExperimentId] | None, Query(max_length=64)]
 ROWS = 50
+Z = 1.959964
 KEPT = 100_000
 
 
@@ -55,6 +58,8 @@ def show(
     group = group if group in GROUPS else next((g for g in ("regressed", "fixed") if compared["counts"][g]), "fixed")
     ids = compared["groups"][group]
     facts |= {"group": group, "rows": rows(ctx, sides, ids[start : start + ROWS], compared)}
+    facts["difference"] = difference
+    facts["share"] = rate(compared["overall"]["fixed"], compared["overall"]["fixed"] + compared["overall"]["regressed"])
     facts |= {"sentence": sentence(t, compared["overall"], facts["labels"])}
     facts["next_url"] = url_with(request, start=start + ROWS) if start + ROWS < len(ids) else None
     facts["first_url"] = url_with(request, start=None) if start else None
@@ -69,6 +74,19 @@ def figures(ctx: Context, one: JsonDict, two: JsonDict) -> JsonDict | None:
         key, stamp, lambda: compare(ctx.bench, one["id"], two["id"], examples=KEPT), wait_s=wait(one, two)
     )
     return made
+
+
+def difference(overall: JsonDict) -> JsonDict:
+    """The paired difference of accuracies with the adjusted Wald interval of Bonett and Price (2012).
+
+    It adds one pair to each kind of discordance, so that it has width even where no case changed.
+    """
+    n = overall["n"]
+    if not n:
+        return {"value": None, "low": None, "high": None}
+    won, lost = (overall["fixed"] + 1) / (n + 2), (overall["regressed"] + 1) / (n + 2)
+    half = Z * math.sqrt((won + lost - (won - lost) ** 2) / (n + 2))
+    return {"value": overall["delta"]["accuracy"], "low": won - lost - half, "high": won - lost + half}
 
 
 def side_labels(one: JsonDict, two: JsonDict) -> tuple[str, str]:
@@ -90,7 +108,11 @@ def sentence(t: Translate, overall: JsonDict, labels: tuple[str, str]) -> str:
     facts |= {"a": labels[0], "b": labels[1], "points": f"{100 * (delta or 0):+.1f}".replace("-", "−")}
     facts |= {"p": f"{overall['p_value']:.2g}"}
     text = t(f"workbench.verdict.{overall['verdict']}", **facts)
-    if overall["verdict"] == "not_distinguishable" and overall["needed_discordant"]:
+    if (
+        overall["verdict"] == "not_distinguishable"
+        and overall["needed_discordant"]
+        and facts["fixed"] + facts["regressed"]
+    ):
         have = facts["fixed"] + facts["regressed"]
         text += " " + t("workbench.verdict.needed", needed=overall["needed_discordant"], have=have)
     return text

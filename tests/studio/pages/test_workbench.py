@@ -1,0 +1,342 @@
+"""The workbench's pages over a small finished experiment: every view, form, filter, error and empty state."""
+
+import re
+import time
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from rayrl.studio.app import create_app
+from rayrl.studio.config import StudioConfig
+from rayrl.studio.pages.background import Background
+from rayrl.studio.pages.workbench.analysis import bootstrap, f1s, kappas
+from rayrl.studio.pages.workbench.comparing import difference
+from rayrl.studio.pages.workbench.lists import make_sample
+from rayrl.workbench.launcher import Supervisor
+from rayrl.workbench.metrics import kappa
+from rayrl.workbench.results import Filter, count, neighbours, page
+from rayrl.workbench.reviews import list_reviews
+from rayrl.workbench.samples import SKILL, sample_file, skill_folder
+from rayrl.workbench.workbench import Workbench
+from tests.studio.conftest import ThreadDriver
+
+HTML = {"accept": "text/html"}
+N = 60
+
+
+class Studio:
+    def __init__(self, root):
+        self.bench = Workbench(root)
+        config = StudioConfig(root=str(root), skills={SKILL: str(skill_folder(1)), "v2": str(skill_folder(2))})
+        supervisor = Supervisor(self.bench.store, lambda e: ThreadDriver(root, e), poll_s=0.1)
+        self.app = create_app(self.bench, config, supervisor=supervisor)
+
+    def run(self, experiment_id):
+        until = time.monotonic() + 60
+        while self.bench.experiments.get(experiment_id)["state"] == "running":
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+    def get(self, url, status=200):
+        answer = self.client.get(url, headers=HTML)
+        assert answer.status_code == status, re.sub("<[^>]+>", "", answer.text)[-800:]
+        return answer.text
+
+    def post(self, url, data=None, status=303, **more):
+        answer = self.client.post(url, data=data, headers=HTML, follow_redirects=False, **more)
+        assert answer.status_code == status, re.sub("<[^>]+>", "", answer.text)[-800:]
+        return answer.headers.get("location", "") if status == 303 else answer.text
+
+
+@pytest.fixture(scope="module")
+def studio(tmp_path_factory):
+    made = Studio(tmp_path_factory.mktemp("pages") / "store")
+    with TestClient(made.app, base_url="http://127.0.0.1") as made.client:
+        made.first = make_sample(made.app.state.context, N)["id"]
+        made.run(made.first)
+        # the second version, cloned through its form
+        location = made.post(f"/workbench/experiments/{made.first}/clone", {"snapshot": "deployed:v2"})
+        made.second = re.search(r"ex_\w{16}", location)[0]
+        made.run(made.second)
+        yield made
+    made.bench.close()
+
+
+def test_every_page_in_both_languages(studio):
+    base = f"/workbench/experiments/{studio.first}"
+    dataset = studio.bench.datasets.all()[0]
+    skills = [row["id"] for row in studio.bench.snapshots.all()]
+    urls = ["/workbench", "/workbench/new", "/workbench/datasets", f"/workbench/datasets/{dataset['id']}"]
+    urls += [f"/workbench/configure?dataset={dataset['id']}", "/workbench/models", "/workbench/sessions"]
+    urls += ["/workbench/skills", f"/workbench/skills/{skills[0]}?against={skills[1]}", "/workbench/matrix"]
+    urls += [f"/workbench/skills/{skills[0]}/file?path=SKILL.md&at=默认", f"/workbench/matrix?id={studio.first}"]
+    urls += ["/workbench/compare", f"/workbench/compare?a={studio.first}&b={studio.second}"]
+    urls += [f"/workbench/uploads/{dataset['upload_sha256']}"]
+    urls += [base + rest for rest in ("", "?view=ambiguous_removed", "/disagreements", "/cases", "/versions", "/clone")]
+    urls += [base + "/cases/3", base + "/cases/0?list=cases&sort=confidence"]
+    for url in urls:
+        for language in ("en", "zh"):
+            text = studio.get(f"{url}{'&' if '?' in url else '?'}lang={language}")
+            assert text.count("<h1>") == 1 and "</html>" in text, url
+            assert not re.search(r">\s*(workbench|shell)\.\w+", text), url
+
+
+def test_overview_shows_figures_with_their_intervals(studio):
+    text = studio.get(f"/workbench/experiments/{studio.first}?lang=en")
+    metrics = studio.client.get(f"/api/evaluations/{studio.first}/metrics").json()["overall"]
+    accuracy = metrics["accuracy"]
+    assert f"{100 * accuracy['value']:.1f} %" in text
+    assert f"95 %: {100 * accuracy['low']:.1f} – {100 * accuracy['high']:.1f}" in text
+    assert text.count('class="whisker"') > 10
+    for row in metrics["confusion"]["matrix"]:
+        for n in row:
+            assert re.search(rf"\D{n}\D", text)
+
+
+def test_bootstrap_agrees_with_the_formula_and_has_width():
+    matrix = np.array([[40, 10, 0, 0], [5, 45, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
+    found = bootstrap(matrix, kappas)
+    assert found["value"] == pytest.approx(kappa(matrix)) and found["low"] < found["value"] < found["high"]
+    assert 0.1 < found["high"] - found["low"] < 0.5
+    assert f1s(matrix, 2).tolist() == pytest.approx([80 / 95, 90 / 105])
+    assert bootstrap(np.zeros((4, 4), dtype=int), kappas)["value"] is None
+    assert bootstrap(np.diag([7, 0, 0, 0]), kappas)["value"] is None  # chance agreement is perfect
+
+
+def test_difference_has_width_even_where_nothing_changed():
+    found = difference({"n": 100, "fixed": 0, "regressed": 0, "delta": {"accuracy": 0.0}})
+    assert found["low"] < 0 < found["high"]
+    found = difference({"n": 600, "fixed": 31, "regressed": 11, "delta": {"accuracy": 20 / 600}})
+    assert 0 < found["low"] < 20 / 600 < found["high"]
+
+
+def test_rules_name_what_errors_rest_on(studio):
+    text = studio.get(f"/workbench/experiments/{studio.first}/disagreements?lang=en")
+    wrong = page(studio.bench, studio.first, Filter(agrees=False, repeat=0), limit=500)["items"]
+    refs = {ref for row in wrong for ref in row["evidence_refs"]}
+    assert refs or any(row["evidence"] == "none" for row in wrong)
+    for ref in refs:
+        assert ref in text
+    if refs:
+        ref = sorted(refs)[0]
+        only = studio.client.get(f"/workbench/experiments/{studio.first}/disagreements", params={"rule": ref}, headers=HTML)
+        mine = {row["case_id"] for row in wrong if ref in row["evidence_refs"]}
+        shown = set(re.findall(r"/cases/\d+\?[^>]*>(\w+)<", only.text))
+        assert shown == mine
+
+
+def test_filters_pages_and_neighbours_agree(studio):
+    filters = Filter(disagreements=True, repeat=0)
+    total = count(studio.bench, studio.first, filters)
+    rows = page(studio.bench, studio.first, filters, limit=500)["items"]
+    assert total == len(rows) > 3
+    order = [row["ordinal"] for row in rows]
+    before, after = neighbours(studio.bench, studio.first, filters, order[1])
+    assert (before, after) == ((order[0], 0), (order[2], 0))
+    assert neighbours(studio.bench, studio.first, filters, order[0])[0] is None
+    assert neighbours(studio.bench, studio.first, filters, order[-1])[1] is None
+    text = studio.get(f"/workbench/experiments/{studio.first}/cases/{order[1]}?list=disagreements")
+    assert f'rel="prev" href="/workbench/experiments/{studio.first}/cases/{order[0]}?' in text
+    assert f'rel="next" href="/workbench/experiments/{studio.first}/cases/{order[2]}?' in text
+    assert studio.get(f"/workbench/experiments/{studio.first}/cases?prediction=fast&agrees=0&lang=en")
+    assert "Nothing matches" in studio.get(f"/workbench/experiments/{studio.first}/cases?search=zzz&lang=en")
+    studio.get(f"/workbench/experiments/{studio.first}/cases?max_confidence=lots", 422)
+
+
+def test_paging_by_keyset_reaches_every_case(studio):
+    url, seen = f"/workbench/experiments/{studio.first}/cases", []
+    while url:
+        text = studio.get(url)
+        seen += re.findall(r'/cases/(\d+)\?list=cases', text) or re.findall(r"/cases/(\d+)\?", text)
+        found = re.search(r'href="([^"]+)" rel="next"', text)
+        url = found[1].replace("&amp;", "&") if found else None
+    assert sorted(set(map(int, seen))) == list(range(N))
+
+
+def test_evidence_opens_at_the_section(studio):
+    row = next(r for r in page(studio.bench, studio.first, Filter(), limit=500)["items"] if r["evidence_refs"])
+    text = studio.get(f"/workbench/experiments/{studio.first}/cases/{row['ordinal']}")
+    href = re.search(r'href="(/workbench/skills/[^"]+/file\?[^"]+#cited)"', text)[1].replace("&amp;", "&")
+    shown = studio.get(href)
+    assert shown.count('id="cited"') == 1
+    heading = row["evidence_refs"][0].partition("#")[2]
+    marked = re.findall(r'class="cited[^"]*"><span>.*?</span><span>(.*?)</span>', shown)
+    assert heading in marked[0].replace(" ", "-")
+    path = row["evidence_refs"][0].partition("#")[0]
+    snapshot = studio.bench.experiments.get(studio.first)["snapshot_id"]
+    gone = studio.client.get(f"/workbench/skills/{snapshot}/file", params={"path": path, "at": "gone"}, headers=HTML)
+    assert gone.status_code == 200 and 'id="cited"' not in gone.text
+    studio.get(f"/workbench/skills/{snapshot}/file?path=../../etc/passwd", 404)
+
+
+def test_review_by_form_goes_on_and_guards_against_a_lost_update(studio):
+    start = studio.client.get(f"/workbench/experiments/{studio.second}/review", headers=HTML, follow_redirects=False)
+    url = start.headers["location"]
+    ordinal = int(re.search(r"/cases/(\d+)", url)[1])
+    text = studio.get(url)
+    following = re.search(r'name="next" value="([^"]+)"', text)[1].replace("&amp;", "&")
+    form = {"verdict": "ambiguous", "note": "二者皆可", "version": "0", "next": following}
+    post = f"/workbench/experiments/{studio.second}/cases/{ordinal}/review"
+    assert studio.post(post, form).startswith(following)
+    stale = studio.post(post, form | {"note": "from a stale page"}, 412)
+    assert "from a stale page" in stale  # what was typed is not lost
+    assert [r["note"] for r in list_reviews(studio.bench, studio.second)] == ["二者皆可"]
+    studio.post(post, form | {"verdict": "fine", "version": "1"}, 422)
+    elsewhere = studio.post(post, form | {"version": "1", "next": "https://example.org/"})
+    assert elsewhere.startswith(f"/workbench/experiments/{studio.second}")
+
+
+def test_upload_map_preview_and_freeze_by_form(studio):
+    name, data = sample_file("jsonl", 12)
+    location = studio.post("/workbench/datasets", files={"file": (name, data)})
+    text = studio.get(location)
+    assert 'value="data.query"' in text and "annotation.label" in text
+    fields = {"m.query": "data.query", "m.gold_route": "annotation.label", "m.domain": "nowhere.at.all"}
+    fields |= {"labels": "fast = 快, 0\nslow = 慢, 1", "name": "by form", "profile_name": "by form"}
+    wrong = studio.post(location, fields, 422)
+    assert "nowhere.at.all" in wrong and "class=\"problem\"" in wrong
+    fields["labels"] = "fast = 快\nslow = 快"
+    assert "stands for both" in studio.post(location, fields | {"m.domain": ""}, 422)
+    fields["labels"] = "fast = 快, 0\nslow = 慢, 1"
+    kept = studio.post(location, fields | {"m.domain": ""})
+    dataset = studio.bench.datasets.get(re.search(r"ds_\w{16}", kept)[0])
+    assert (dataset["name"], dataset["n_cases"], dataset["n_labelled"]) == ("by form", 12, 12)
+    assert "by form v1" in studio.get(kept)
+    studio.post("/workbench/datasets", status=422, files={"file": ("empty.csv", b"")})
+    broken = studio.post("/workbench/datasets", files={"file": ("x.csv", b'a,b\n"open,1\n')})
+    assert "class=\"problem\"" in studio.get(broken, 422)
+
+
+def test_rows_with_errors_are_shown_and_left_out_only_on_request(studio):
+    data = "query,label\n去公司,快\n,慢\n听歌,也许\n".encode()
+    location = studio.post("/workbench/datasets", files={"file": ("errors.csv", data)})
+    text = studio.get(location + "?lang=en")
+    assert "1 cases, 2 rows with errors" in text and "也许" in text
+    fields = {"m.query": "query", "m.gold_route": "label", "labels": "fast = 快\nslow = 慢", "name": "errors"}
+    assert "2 of 3 rows cannot be used" in studio.post(location, fields, 422)
+    kept = studio.post(location, fields | {"skip_errors": "1"})
+    assert studio.bench.datasets.get(re.search(r"ds_\w{16}", kept)[0])["n_rejected"] == 2
+
+
+def test_configure_create_and_actions(studio):
+    dataset = studio.bench.experiments.get(studio.first)["dataset_id"]
+    bad = studio.post("/workbench/experiments", {"dataset": dataset, "snapshot": "sk_0", "model": "reader"}, 422)
+    assert "problem" in bad
+    form = {"dataset": dataset, "snapshot": f"deployed:{SKILL}", "model": "reader", "start": "0", "repeats": "99"}
+    assert "repeats" in studio.post("/workbench/experiments", form, 422)
+    made = studio.post("/workbench/experiments", form | {"repeats": "2", "name": "steady"})
+    found = re.search(r"ex_\w{16}", made)[0]
+    base = f"/workbench/experiments/{found}"
+    assert "<details class=\"fold\" open>" in studio.get(base)  # the configuration is open until it runs
+    assert studio.post(f"{base}/pause", status=409)
+    studio.post(f"{base}/concurrency", {"concurrency": "3"})
+    assert studio.bench.experiments.get(found)["concurrency"] == 3
+    studio.post(f"{base}/start")
+    assert "<details class=\"fold\" open>" not in studio.get(base)
+    studio.run(found)
+    assert "repeats that differ" in studio.get(base + "?lang=en")
+    assert "note=retry_none" in studio.post(f"{base}/retry", {"which": "failed"})
+    assert studio.post(f"{base}/unheard_of", status=409)
+    assert "steady" in studio.get("/workbench?q=stead") and "steady" not in studio.get("/workbench?q=other")
+
+
+def test_repair_makes_a_data_set_to_run_on(studio):
+    row = next(r for r in page(studio.bench, studio.first, Filter(agrees=False), limit=5)["items"])
+    base = f"/workbench/experiments/{studio.first}"
+    studio.post(f"{base}/cases/{row['ordinal']}/review", {"verdict": "model_right", "version": "0"})
+    location = studio.post(f"{base}/repair")
+    repaired = studio.bench.datasets.get(re.search(r"ds_\w{16}", location)[0])
+    assert repaired["version"] == 2 and repaired["parent_id"]
+
+
+def test_comparison_answers_in_one_sentence(studio):
+    text = studio.get(f"/workbench/compare?a={studio.first}&b={studio.second}&lang=en")
+    answer = re.search(r'id="answer"><b>(.*?)</b>', text)[1]
+    assert "exact McNemar p = " in answer and "common cases" in answer
+    same = studio.get(f"/workbench/compare?a={studio.first}&b={studio.first}&lang=en")
+    assert "cannot be told apart" in same
+    studio.get(f"/workbench/compare?a={studio.first}&b=ex_0000000000000000", 404)
+
+
+def test_matrix_by_form(studio):
+    dataset = studio.bench.experiments.get(studio.first)["dataset_id"]
+    skills = [row["id"] for row in studio.bench.snapshots.all()][:2]
+    assert "problem" in studio.post("/workbench/matrix", {"dataset": dataset, "model": "reader"}, 422)
+    location = studio.post("/workbench/matrix", {"dataset": dataset, "snapshot": skills, "model": ["reader"]})
+    ids = re.findall(r"ex_\w{16}", location)
+    assert len(ids) == 2
+    for one in ids:
+        studio.run(one)
+    assert studio.get(location).count("<td><a href=\"/workbench/experiments/") == 2
+
+
+def test_sessions_by_form(studio):
+    location = studio.post("/workbench/sessions", {"skill": SKILL, "model": "reader", "classes": "fast, slow"})
+    assert studio.post(f"{location}/send", {"text": "把空调调到二十度"}).startswith(location)
+    text = studio.get(location)
+    assert "把空调调到二十度" in text and "read_file" in text
+    studio.post(f"{location}/send", {"text": " "}, 422)
+    studio.post("/workbench/sessions", {"skill": "none", "model": "reader"}, 422)
+    studio.post(f"{location}/delete")
+    studio.get(location, 404)
+
+
+def test_models_by_form_may_not_name_code(studio):
+    body = '{"kind": "openai", "base_url": "http://127.0.0.1:9/v1", "name": "m"}'
+    studio.post("/workbench/models", {"name": "endpoint", "body": body})
+    assert "endpoint" in studio.get("/workbench/models")
+    for wrong in ("{", "[]", '{"kind": "os:system", "name": "x"}'):
+        assert "problem" in studio.post("/workbench/models", {"name": "bad", "body": wrong}, 422)
+
+
+def test_snapshots_by_form_only_of_permitted_folders(studio):
+    assert studio.post("/workbench/skills", {"skill": SKILL}).startswith("/workbench/skills/sk_")
+    assert "problem" in studio.post("/workbench/skills", {"repository": "/etc"}, 422)
+    inside = str(skill_folder(1))
+    assert "problem" in studio.post("/workbench/skills", {"repository": inside, "path": "../../.."}, 422)
+    assert studio.post("/workbench/skills", {"repository": inside}).startswith("/workbench/skills/sk_")
+
+
+def test_forms_of_other_origins_are_refused(studio):
+    headers = HTML | {"origin": "https://evil.example"}
+    answer = studio.client.post("/workbench/sample", headers=headers, follow_redirects=False)
+    assert answer.status_code == 403 and answer.headers["content-type"].startswith("text/html")
+
+
+def test_missing_things_are_pages(studio):
+    for url in ("ex_0000000000000000", "ex_0000000000000000/cases", "nonsense"):
+        text = studio.get(f"/workbench/experiments/{url}", 404 if url.startswith("ex_") else 422)
+        assert "<nav" in text and "problem" in text
+    studio.get(f"/workbench/experiments/{studio.first}/cases/99999", 404)
+    studio.get("/workbench/datasets/ds_0000000000000000", 404)
+
+
+def test_empty_store(tmp_path):
+    bench = Workbench(tmp_path)
+    with TestClient(create_app(bench, StudioConfig(root=str(tmp_path))), base_url="http://127.0.0.1") as client:
+        assert "No experiment yet" in client.get("/workbench?lang=en", headers=HTML).text
+        for url in ("datasets", "skills", "sessions", "compare", "matrix", "configure", "models", "new"):
+            assert client.get(f"/workbench/{url}", headers=HTML).status_code == 200
+    bench.close()
+
+
+def test_background_keeps_the_last_value_while_the_next_is_made():
+    import threading
+
+    gate = threading.Event()
+    background = Background()
+    assert background.get("k", 1, lambda: "one", wait_s=5) == "one"
+    assert background.get("k", 1, lambda: 1 / 0, wait_s=5) == "one"
+
+    def slow():
+        gate.wait(10)
+        return "two"
+
+    assert background.get("k", 2, slow, wait_s=0.01) == "one"
+    assert background.get("k", 3, lambda: "three", wait_s=0.01) == "one"  # one computation at a time
+    gate.set()
+    assert background.get("k", 2, slow, wait_s=5) == "two"
+    with pytest.raises(ZeroDivisionError):
+        background.get("new", 1, lambda: 1 / 0, wait_s=5)
+    assert background.get("new", 1, lambda: "again", wait_s=5) == "again"
