@@ -120,7 +120,9 @@ def test_rules_name_what_errors_rest_on(studio):
         assert ref in text
     if refs:
         ref = sorted(refs)[0]
-        only = studio.client.get(f"/workbench/experiments/{studio.first}/disagreements", params={"rule": ref}, headers=HTML)
+        only = studio.client.get(
+            f"/workbench/experiments/{studio.first}/disagreements", params={"rule": ref}, headers=HTML
+        )
         mine = {row["case_id"] for row in wrong if ref in row["evidence_refs"]}
         shown = set(re.findall(r"/cases/\d+\?[^>]*>(\w+)<", only.text))
         assert shown == mine
@@ -148,7 +150,7 @@ def test_paging_by_keyset_reaches_every_case(studio):
     url, seen = f"/workbench/experiments/{studio.first}/cases", []
     while url:
         text = studio.get(url)
-        seen += re.findall(r'/cases/(\d+)\?list=cases', text) or re.findall(r"/cases/(\d+)\?", text)
+        seen += re.findall(r"/cases/(\d+)\?list=cases", text) or re.findall(r"/cases/(\d+)\?", text)
         found = re.search(r'href="([^"]+)" rel="next"', text)
         url = found[1].replace("&amp;", "&") if found else None
     assert sorted(set(map(int, seen))) == list(range(N))
@@ -195,7 +197,7 @@ def test_upload_map_preview_and_freeze_by_form(studio):
     fields = {"m.query": "data.query", "m.gold_route": "annotation.label", "m.domain": "nowhere.at.all"}
     fields |= {"labels": "fast = 快, 0\nslow = 慢, 1", "name": "by form", "profile_name": "by form"}
     wrong = studio.post(location, fields, 422)
-    assert "nowhere.at.all" in wrong and "class=\"problem\"" in wrong
+    assert "nowhere.at.all" in wrong and 'class="problem"' in wrong
     fields["labels"] = "fast = 快\nslow = 快"
     assert "stands for both" in studio.post(location, fields | {"m.domain": ""}, 422)
     fields["labels"] = "fast = 快, 0\nslow = 慢, 1"
@@ -205,7 +207,7 @@ def test_upload_map_preview_and_freeze_by_form(studio):
     assert "by form v1" in studio.get(kept)
     studio.post("/workbench/datasets", status=422, files={"file": ("empty.csv", b"")})
     broken = studio.post("/workbench/datasets", files={"file": ("x.csv", b'a,b\n"open,1\n')})
-    assert "class=\"problem\"" in studio.get(broken, 422)
+    assert 'class="problem"' in studio.get(broken, 422)
 
 
 def test_rows_with_errors_are_shown_and_left_out_only_on_request(studio):
@@ -228,12 +230,12 @@ def test_configure_create_and_actions(studio):
     made = studio.post("/workbench/experiments", form | {"repeats": "2", "name": "steady"})
     found = re.search(r"ex_\w{16}", made)[0]
     base = f"/workbench/experiments/{found}"
-    assert "<details class=\"fold\" open>" in studio.get(base)  # the configuration is open until it runs
+    assert '<details class="fold" open>' in studio.get(base)  # the configuration is open until it runs
     assert studio.post(f"{base}/pause", status=409)
     studio.post(f"{base}/concurrency", {"concurrency": "3"})
     assert studio.bench.experiments.get(found)["concurrency"] == 3
     studio.post(f"{base}/start")
-    assert "<details class=\"fold\" open>" not in studio.get(base)
+    assert '<details class="fold" open>' not in studio.get(base)
     studio.run(found)
     assert "repeats that differ" in studio.get(base + "?lang=en")
     assert "note=retry_none" in studio.post(f"{base}/retry", {"which": "failed"})
@@ -268,7 +270,7 @@ def test_matrix_by_form(studio):
     assert len(ids) == 2
     for one in ids:
         studio.run(one)
-    assert studio.get(location).count("<td><a href=\"/workbench/experiments/") == 2
+    assert studio.get(location).count('<td><a href="/workbench/experiments/') == 2
 
 
 def test_sessions_by_form(studio):

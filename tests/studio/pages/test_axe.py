@@ -1,0 +1,87 @@
+"""axe-core over the workbench's pages, light and dark: no serious or critical violation."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from rayrl.studio.pages.workbench.lists import make_sample
+from rayrl.workbench.results import Filter, page
+from rayrl.workbench.samples import skill_folder
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def urls(site):
+    first = make_sample(site.app.state.context, 60)["id"]
+    site.app.state.context.wake()
+    site.ended(first)
+    bench = site.bench
+    other = bench.snapshots.add_folder(skill_folder(2))
+    second = bench.experiments.clone(first, {"snapshot_id": other["id"], "model": "shaky-reader", "name": "second"})[
+        "id"
+    ]
+    bench.experiments.move(second, "start")
+    site.app.state.context.wake()
+    site.ended(second)
+    created = bench.experiments.clone(first, {"name": "created"})["id"]
+    dataset = bench.datasets.all()[0]
+    cited = next(r for r in page(bench, first, Filter(), limit=100)["items"] if r["evidence_refs"])["ordinal"]
+    base = f"/workbench/experiments/{first}"
+    return [
+        "/workbench", "/workbench/new", f"/workbench/uploads/{dataset['upload_sha256']}", "/workbench/datasets",
+        f"/workbench/configure?dataset={dataset['id']}", f"/workbench/datasets/{dataset['id']}", "/workbench/models",
+        "/workbench/skills", f"/workbench/skills/{other['id']}?against={bench.snapshots.all()[1]['id']}",
+        f"/workbench/skills/{other['id']}/file?path=knowledge/边界.md&at=多意图#cited", "/workbench/sessions",
+        base, f"{base}/disagreements", f"{base}/cases", f"{base}/versions", f"{base}/clone", f"{base}/cases/{cited}",
+        f"/workbench/experiments/{created}", f"/workbench/compare?a={first}&b={second}", "/workbench/compare",
+        f"/workbench/matrix?id={first}&id={second}", "/workbench/experiments/ex_0000000000000000",
+    ]  # fmt: skip
+
+
+def script():
+    spec = find_spec("axe_playwright_python")
+    if spec is None:
+        pytest.skip("the package axe-playwright-python is not installed (extra `dev`)")
+    return next(Path(spec.origin).parent.rglob("axe.min.js")).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_serious_violation(site, urls, new_tab, scheme):
+    axe = script()
+    # bypass_csp lets the checker's own script in; the policy itself is tested elsewhere
+    tab = new_tab(color_scheme=scheme, bypass_csp=True, reduced_motion="reduce")
+    found = []
+    for url in urls:
+        tab.page.goto(site.url + url)
+        for fold in tab.page.query_selector_all("details:not([open])")[:6]:
+            fold.evaluate("d => d.open = true")
+        tab.page.evaluate(axe)
+        result = tab.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        for violation in result["violations"]:
+            if violation["impact"] in ("serious", "critical"):
+                nodes = [(n["target"], n["failureSummary"][:200]) for n in violation["nodes"][:3]]
+                found.append((url, violation["id"], nodes))
+    tab.faults.clear()  # the missing page's own status
+    assert not found, json.dumps(found, indent=1, ensure_ascii=False)
+
+
+def test_everything_is_reached_by_tab(site, urls, new_tab):
+    """Each link, button and field of the overview can be focused, in order, without a trap."""
+    tab = new_tab()
+    tab.page.goto(site.url + urls[11])
+    wanted = tab.page.evaluate(
+        "[...document.querySelectorAll('a[href],button,input,select,textarea,summary')]"
+        ".filter(n => n.checkVisibility() && !n.disabled && n.type !== 'hidden').length"
+    )
+    seen = set()
+    for _ in range(wanted + 5):
+        tab.page.keyboard.press("Tab")
+        seen.add(
+            tab.page.evaluate(
+                "(() => { const n = document.activeElement; n.dataset.seen ||= String(Math.random()); return n.tagName + n.dataset.seen })()"
+            )
+        )
+    assert len(seen - {s for s in seen if s.startswith("BODY")}) >= wanted
