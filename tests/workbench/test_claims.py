@@ -85,7 +85,8 @@ def _take_all(root, experiment, out):
 
 def test_eight_writer_processes_share_the_work_without_locking_each_other_out(bench):
     experiment = sample_experiment(bench, 200)["id"]
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # fresh processes, but what they import is imported once
+    context.set_forkserver_preload([__name__])
     out = context.Queue()
     workers = [context.Process(target=_take_all, args=(bench.store.root, experiment, out)) for _ in range(8)]
     for worker in workers:
