@@ -33,7 +33,7 @@ def cached(ctx: Context, experiment: JsonDict, kind: str, make: Callable[[], Any
 
 def wait(*experiments: JsonDict) -> float:
     """How long a page waits for figures: small experiments are always shown at once."""
-    return 30.0 if sum(e["n_cases"] for e in experiments) <= SMALL else 0.15
+    return 30.0 if sum(e["n_cases"] for e in experiments) <= SMALL else 0.04
 
 
 def last_event(ctx: Context, experiment_id: str) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -15,14 +17,15 @@ from rayrl.studio.context import Context, Ctx
 from rayrl.studio.pages.background import BACKGROUND
 from rayrl.studio.pages.language import Translate
 from rayrl.studio.pages.shell import back, page, texts, url_with
-from rayrl.studio.pages.workbench.analysis import last_event, wait
+from rayrl.studio.pages.workbench.analysis import SMALL, headline, last_event, wait
 from rayrl.studio.pages.workbench.common import day, field, file_url, form_of, parts, snapshot_label, whole
 from rayrl.studio.requests import ExperimentId
 from rayrl.workbench import tables
 from rayrl.workbench.compare import GROUPS, compare
 from rayrl.workbench.experiments import Params
-from rayrl.workbench.matrix import create_matrix, matrix_table
+from rayrl.workbench.matrix import create_matrix
 from rayrl.workbench.metrics import rate
+from rayrl.workbench.workbench import Workbench
 
 router = APIRouter(include_in_schema=False)
 Ids = Annotated[list[ExperimentId] | None, Query(max_length=64)]
@@ -70,10 +73,26 @@ def figures(ctx: Context, one: JsonDict, two: JsonDict) -> JsonDict | None:
     """The comparison, kept while neither experiment changes."""
     key = (str(ctx.bench.store.root), "compare", one["id"], two["id"])
     stamp = tuple((last_event(ctx, e["id"]), tuple(e["counts"].values())) for e in (one, two))
-    made: JsonDict | None = BACKGROUND.get(
-        key, stamp, lambda: compare(ctx.bench, one["id"], two["id"], examples=KEPT), wait_s=wait(one, two)
-    )
+    large = one["n_cases"] + two["n_cases"] > SMALL
+
+    def make() -> JsonDict:
+        if not large:
+            return compare(ctx.bench, one["id"], two["id"], examples=KEPT)
+        # seconds of pure computing: in a process of its own it holds up no other page
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            return pool.submit(compare_apart, str(ctx.bench.store.root), one["id"], two["id"]).result()
+
+    made: JsonDict | None = BACKGROUND.get(key, stamp, make, wait_s=wait(one, two))
     return made
+
+
+def compare_apart(root: str, a: str, b: str) -> JsonDict:
+    """The comparison, over the store opened anew."""
+    bench = Workbench(root, seed_models=False)
+    try:
+        return compare(bench, a, b, examples=KEPT)
+    finally:
+        bench.close()
 
 
 def difference(overall: JsonDict) -> JsonDict:
@@ -146,17 +165,19 @@ def rows(ctx: Context, sides: dict[str, JsonDict], ids: list[str], found: JsonDi
 @router.get("/workbench/matrix")
 def matrix(request: Request, ctx: Ctx, id: Ids = None) -> Response:
     """Skills x models over one data set: headline figures side by side, and the form that makes such a matrix."""
-    table = matrix_table(ctx.bench, id) if id else []
-    for row in table:
-        row["skill_label"] = snapshot_label(ctx.bench.snapshots.get(row["snapshot_id"]))
+    table = []
+    for found in (ctx.bench.experiments.get(experiment_id) for experiment_id in id or []):
+        skill = snapshot_label(ctx.bench.snapshots.get(found["snapshot_id"]))
+        model = f"{found['model_name']} v{found['model_version']}"
+        table.append({**found, "skill_label": skill, "model_label": model, "accuracy": headline(ctx, found)})
     return show_matrix(request, ctx, table)
 
 
 def show_matrix(request: Request, ctx: Context, table: list[JsonDict], problem: str = "") -> Response:
     """The page of a matrix."""
     skills = list(dict.fromkeys(row["skill_label"] for row in table))
-    models = list(dict.fromkeys(row["model"] for row in table))
-    cells = {(row["skill_label"], row["model"]): row for row in table}
+    models = list(dict.fromkeys(row["model_label"] for row in table))
+    cells = {(row["skill_label"], row["model_label"]): row for row in table}
     return page(
         request,
         "workbench/matrix.html",
@@ -169,7 +190,7 @@ def show_matrix(request: Request, ctx: Context, table: list[JsonDict], problem: 
         datasets=ctx.bench.datasets.all(),
         snapshots=[{**row, "label": snapshot_label(row)} for row in ctx.bench.snapshots.all()],
         profiles=sorted({row["name"] for row in ctx.bench.models.all()}),
-        live=any(row["state"] in ("created", "running") for row in table),
+        live=any(row["state"] in ("created", "running") or row["accuracy"] is None for row in table),
     )
 
 
