@@ -60,7 +60,7 @@ def test_by_mouse(site, file, new_tab, shot):
     page.get_by_text("Human against model").wait_for()
     shot(page, "workbench-overview")
     page.get_by_role("link", name=re.compile("^Disagreements")).first.click()
-    shot(page, "workbench-disagreements")
+    shot(page, "workbench-disagreements", full=False)
     page.get_by_role("link", name="labels differ").click()
     page.locator("td a[href*='/file?']").first.wait_for()
     row = page.locator("table[data-rows] tbody tr", has=page.locator("a[href*='/file?']")).first

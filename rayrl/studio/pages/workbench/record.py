@@ -1,22 +1,27 @@
 """The record of an attempt as its page shows it: steps in short, and the whole of it in parts.
 
-A record may have 50 MB. It is read once in the background, kept for the pages that follow, and shown a part at a time.
+A record may have 50 MB. It is read once, a large one in a process of its own, kept for the pages that follow, and shown
+a part at a time.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from typing import Any
 
 import orjson
 from sqlalchemy import select
 
+from rayrl.errors import DataError
 from rayrl.schemas import JsonDict
 from rayrl.studio.context import Context
 from rayrl.studio.pages.background import Background
 from rayrl.traces.schema import expand
 from rayrl.workbench import tables
 from rayrl.workbench.results import trace
+from rayrl.workbench.workbench import Workbench
 
 PART = 20_000
 """Characters of the record shown at once."""
@@ -64,16 +69,37 @@ def record_of(ctx: Context, experiment_id: str, ordinal: int, repeat: int, attem
     key = (str(ctx.bench.store.root), experiment_id, ordinal, repeat, attempt)
 
     def make() -> Record:
-        return prepare(trace(ctx.bench, experiment_id, ordinal, repeat, attempt))
+        if quick:
+            return prepare(trace(ctx.bench, experiment_id, ordinal, repeat, attempt))
+        # parsing a large record would hold up every other page for as long as it takes
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            root = str(ctx.bench.store.root)
+            return pool.submit(prepare_apart, root, experiment_id, ordinal, repeat, attempt).result()
 
     found: Record | None = RECORDS.get(key, row[1] if row else "", make, wait_s=30.0 if quick else 0.15)
     return found
 
 
+def prepare_apart(root: str, experiment_id: str, ordinal: int, repeat: int, attempt: int | None) -> Record:
+    """The record made ready, over the store opened anew."""
+    bench = Workbench(root, seed_models=False)
+    try:
+        return prepare(trace(bench, experiment_id, ordinal, repeat, attempt))
+    finally:
+        bench.close()
+
+
 def prepare(record: JsonDict) -> Record:
-    """What the page needs of a record."""
+    """What the page needs of a record.
+
+    Raises:
+        DataError: it refers to something it does not hold.
+    """
     text = orjson.dumps(record, option=orjson.OPT_INDENT_2).decode("utf-8", "replace")
-    steps = expand(record).get("steps", [])
+    try:
+        steps = expand(record).get("steps", [])
+    except (KeyError, IndexError, TypeError):
+        raise DataError("the record is damaged: it refers to something it does not hold") from None
     facts = {name: record.get(name) for name in ("status", "duration_s", "started_at", "attempt")}
     facts["tokens"] = sum((record.get("usage") or {}).get(n) or 0 for n in ("prompt_tokens", "completion_tokens"))
     return Record([step_of(step) for step in steps[:MAX_STEPS]], len(steps), text, facts)
