@@ -12,8 +12,9 @@ import orjson
 
 from rayrl.errors import DataError
 from rayrl.export.filters import Filter
-from rayrl.schemas import JsonDict
+from rayrl.schemas import EPISODE_SCHEMA, JsonDict
 from rayrl.studio.pages.runs.index import RunIndex
+from rayrl.traces.imports import convert
 from rayrl.traces.schema import expand
 from rayrl.workbench.store import MissingError
 
@@ -171,8 +172,10 @@ def whole(record: JsonDict) -> JsonDict:
         DataError: it is damaged.
     """
     try:
+        if record.get("schema") != EPISODE_SCHEMA:
+            record, _ = convert(record, {})  # the public project's format; what is private in it stays out
         return expand({"conversation": [], "steps": [], **record})
-    except (KeyError, IndexError, TypeError, ValueError, zlib.error) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, zlib.error) as error:
         raise DataError(f"the record of {record.get('episode_id')!r} is damaged ({type(error).__name__})") from None
 
 

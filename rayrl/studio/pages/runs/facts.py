@@ -110,14 +110,14 @@ def _manifest_facts(path: Path, mtime_ns: int, size: int, inode: int) -> JsonDic
     if manifest is None:
         return None
     semantic = manifest["semantic"]
-    model, split, skills = semantic["model"], semantic["split"], semantic.get("skills") or {}
+    model, split, skills = semantic["model"], semantic.get("split") or {}, semantic.get("skills") or {}
     return {
         "created_at": str(manifest["created_at"]),
         "expected": len(semantic["jobs"]),
         "model": str(model.get("name") or model.get("kind")),
         "checkpoint": model.get("checkpoint_id"),
-        "split": str(split["name"]),
-        "role": str(split["role"]),
+        "split": split.get("name"),
+        "role": split.get("role"),
         "skills": str(skills.get("kind", "none")),
         "fingerprint": str(manifest["fingerprint"]),
         "level": (model.get("config") or {}).get("level"),
