@@ -83,9 +83,10 @@ def figure(name: str) -> Path:
     Raises:
         MissingError: there is none of this name.
     """
-    if not name.endswith((".svg", ".png")):
+    folder, _, last = name.rpartition("/")
+    if not last.endswith((".svg", ".png")) or (folder and not _NAME.match(folder)):
         raise MissingError(f"there is no figure {name[:100]!r}")
-    return _inside(name, "figures")
+    return _inside(last, "figures", *([folder] if folder else []))
 
 
 def _inside(name: str, *parts: str) -> Path:
@@ -120,7 +121,7 @@ def _relink(token: Token) -> None:
         return
     address: Any = token.attrGet(key) or ""
     found = re.fullmatch(r"(?:\./)?([A-Za-z0-9_.-]+)\.md(#.*)?", str(address))
-    picture = re.fullmatch(r"(?:\./)?figures/([A-Za-z0-9_.-]+)", str(address))
+    picture = re.fullmatch(r"(?:\./)?figures/((?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_.-]+)", str(address))
     if picture:
         token.attrSet(key, f"/help/figures/{picture[1]}")
     elif found and key == "href":

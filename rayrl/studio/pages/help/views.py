@@ -39,7 +39,7 @@ def doc(request: Request, name: Name) -> Response:
     return page(request, "help/doc.html", html=html, name=name, docs=of.doc_titles(), current="docs")
 
 
-@router.get("/help/figures/{name}")
+@router.get("/help/figures/{name:path}")
 def figure(name: Name) -> Response:
     """A figure of the documentation."""
     path = of.figure(name)
