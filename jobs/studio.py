@@ -73,7 +73,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"url": f"http://{config.host}:{port}", "root": str(root)})
     else:
-        console().print(f"rayrl studio: http://{config.host}:{port}  (store {root}); Ctrl-C ends it", markup=False)
+        console().print(
+            f"rayrl studio: http://{config.host}:{port}  (store {root}, runs {config.runs}); Ctrl-C ends it",
+            markup=False,
+        )
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, server_header=False))
     server.run(sockets=[listener])
     bench.close()
