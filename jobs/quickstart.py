@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jobs.output import console, print_json
+from jobs.pipeline import Pipeline, load_pipeline
 from jobs.rollout import RunResult, run_rollout
 from jobs.runs import default_root
 from rayrl.errors import ConfigError
@@ -30,6 +31,7 @@ from rayrl.traces.store import RunReader
 
 CONFIG = "quickstart.yaml"
 LOCAL_CONFIG = "local_llm.yaml"
+SKILLS_CONFIG = "pipeline_quickstart.yaml"
 LEVELS = ("naive", "competent")
 COMPARED = ("reward", "r_loose", "r_success", "r_att", "r_option", "r_price", "total_actions", "completion_tokens")
 
@@ -135,12 +137,38 @@ def training(context: Context) -> JsonDict:
     return result
 
 
+def skills(context: Context) -> JsonDict:
+    """The skill loop in short: build skills from traces, gate them, and play unseen tasks with and without."""
+    pipeline = Pipeline(*load_pipeline(SKILLS_CONFIG, []), quiet=True)
+    pipeline.run()
+    report: JsonDict = orjson.loads((pipeline.out / "report.json").read_bytes())
+    evaluation = report["evaluation"]
+    table = Table("skills", "reward", "injected tokens", "paired difference to none", "95% interval")
+    for name in ("none", "all", "selected"):
+        arm = evaluation["arms"][name]
+        pair = evaluation["pairs"].get(f"{name} - none")
+        difference = ["", ""] if pair is None else [f"{pair['difference']['mean']:+.3f}", interval(pair["difference"])]
+        table.add_row(name, figure(arm["reward"]), f"{arm['injected_tokens']:.0f}", *difference)
+    selected, candidates = len(report["selected"]), report["stages"]["candidates"]["candidates"]
+    smallest = report["minimum_detectable_effect"]
+    context.out.print(
+        f"{selected} of {candidates} candidate skills passed a gate of {report['gate_rollouts']} rollouts, planned to see "
+        f"effects from {smallest:.2f} on; on {evaluation['tasks']} unseen tasks:",
+        markup=False,
+    )
+    context.out.print(table)
+    context.places["skills"] = pipeline.out
+    context.next_steps.append(("./run rayrl pipeline", "the skill loop in full, with a learned selector"))
+    return {key: report[key] for key in ("selected", "gate_rollouts", "minimum_detectable_effect", "evaluation")}
+
+
 STAGES: dict[str, Stage] = {
     "rollouts": rollouts,
     "summaries": summaries,
     "comparison": comparison,
     "local model": local_model,
     "training": training,
+    "skills": skills,
 }
 
 
