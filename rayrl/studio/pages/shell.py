@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlencode
+from urllib.parse import unquote, urlencode
 
 import jinja2
 from fastapi import APIRouter, FastAPI, Form, Request
@@ -72,6 +72,7 @@ def environment() -> jinja2.Environment:
     made.filters |= formats.FILTERS
     made.filters["pretty"] = lambda value: json.dumps(value, ensure_ascii=False, indent=1, default=str)
     made.filters["compact"] = lambda value: json.dumps(value, ensure_ascii=False, default=str)
+    made.filters["unquoted"] = unquote
     made.filters["chart_json"] = _script_json
     made.globals |= {"word_diff": word_diff, "unified_lines": unified_lines, "version": __version__}
     return made

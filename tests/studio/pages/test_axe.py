@@ -85,3 +85,12 @@ def test_everything_is_reached_by_tab(site, urls, new_tab):
             )
         )
     assert len(seen - {s for s in seen if s.startswith("BODY")}) >= wanted
+
+
+def test_no_page_scrolls_sideways_on_a_telephone(site, urls, new_tab):
+    tab = new_tab()
+    tab.page.set_viewport_size({"width": 390, "height": 800})
+    for url in urls:
+        tab.page.goto(site.url + url)
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390, url
+    tab.faults.clear()  # the missing page's own status

@@ -178,12 +178,13 @@ def test_review_by_form_goes_on_and_guards_against_a_lost_update(studio):
     ordinal = int(re.search(r"/cases/(\d+)", url)[1])
     text = studio.get(url)
     following = re.search(r'name="next" value="([^"]+)"', text)[1].replace("&amp;", "&")
-    form = {"verdict": "ambiguous", "note": "二者皆可", "version": "0", "next": following}
+    form = {"verdict": "ambiguous", "note": "二者皆可", "reviewer": "小美", "version": "0", "next": following}
     post = f"/workbench/experiments/{studio.second}/cases/{ordinal}/review"
     assert studio.post(post, form).startswith(following)
     stale = studio.post(post, form | {"note": "from a stale page"}, 412)
     assert "from a stale page" in stale  # what was typed is not lost
-    assert [r["note"] for r in list_reviews(studio.bench, studio.second)] == ["二者皆可"]
+    assert [(r["note"], r["reviewer"]) for r in list_reviews(studio.bench, studio.second)] == [("二者皆可", "小美")]
+    assert 'value="小美"' in studio.get(url)  # the next review is theirs too
     studio.post(post, form | {"verdict": "fine", "version": "1"}, 422)
     elsewhere = studio.post(post, form | {"version": "1", "next": "https://example.org/"})
     assert elsewhere.startswith(f"/workbench/experiments/{studio.second}")
@@ -241,6 +242,16 @@ def test_configure_create_and_actions(studio):
     assert "note=retry_none" in studio.post(f"{base}/retry", {"which": "failed"})
     assert studio.post(f"{base}/unheard_of", status=409)
     assert "steady" in studio.get("/workbench?q=stead") and "steady" not in studio.get("/workbench?q=other")
+
+
+def test_one_case_runs_again_and_keeps_its_history(studio):
+    row = page(studio.bench, studio.second, Filter(), limit=1)["items"][0]
+    base = f"/workbench/experiments/{studio.second}"
+    here = f"{base}/cases/{row['ordinal']}"
+    assert studio.post(f"{base}/retry", {"which": "cases", "case": row["case_id"], "next": here}).startswith(here)
+    studio.run(studio.second)
+    assert len(studio.client.get(f"/api/evaluations/{studio.second}/cases/{row['ordinal']}").json()["attempts"]) == 2
+    assert "attempt=1" in studio.get(here) and studio.get(f"{here}?attempt=1")
 
 
 def test_repair_makes_a_data_set_to_run_on(studio):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from typing import Annotated
+from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.datastructures import FormData
 
 from rayrl.errors import DataError
 from rayrl.studio.context import Context, Ctx
-from rayrl.studio.pages.shell import back, page, texts
+from rayrl.studio.pages.shell import YEAR, back, page, texts
 from rayrl.studio.pages.workbench.common import (
     LISTS,
     ExperimentId,
@@ -120,6 +121,7 @@ def review(
     form: Annotated[FormData, Depends(form_of)],
 ) -> Response:
     """Keep a review, and go on to the next case of the list it was opened from."""
+    reviewer = field(form, "reviewer")[:200]
     try:
         add_review(
             ctx.bench,
@@ -127,7 +129,7 @@ def review(
             ordinal,
             verdict=field(form, "verdict"),
             note=field(form, "note")[:10_000],
-            reviewer=field(form, "reviewer")[:200] or request.cookies.get("rayrl_reviewer", "")[:200],
+            reviewer=reviewer,
             expected_version=whole(form, "version", 0),
         )
     except StaleReviewError as error:
@@ -142,7 +144,10 @@ def review(
         )
     following = field(form, "next")
     safe = following.startswith(url(experiment_id))
-    return back(following if safe else url(experiment_id, f"/cases/{ordinal}"), "reviewed")
+    answer = back(following if safe else url(experiment_id, f"/cases/{ordinal}"), "reviewed")
+    # quoted: a cookie holds ASCII only
+    answer.set_cookie("rayrl_reviewer", quote(reviewer), max_age=YEAR, samesite="lax", path="/", httponly=True)
+    return answer
 
 
 @router.get(BASE + "/review")
