@@ -152,7 +152,7 @@ def skills(context: Context) -> JsonDict:
     selected, candidates = len(report["selected"]), report["stages"]["candidates"]["candidates"]
     smallest = report["minimum_detectable_effect"]
     context.out.print(
-        f"{selected} of {candidates} candidate skills passed a gate of {report['gate_rollouts']} rollouts, planned to see "
+        f"{selected} of {candidates} candidates passed a gate of {report['gate_rollouts']} rollouts, planned to see "
         f"effects from {smallest:.2f} on; on {evaluation['tasks']} unseen tasks:",
         markup=False,
     )
