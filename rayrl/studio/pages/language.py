@@ -17,6 +17,8 @@ FOLDER = Path(__file__).parent / "messages"
 LANGUAGES = {"en": "English", "zh": "中文"}
 DEFAULT = "en"
 Translate = Callable[..., str]
+# text stays text: keys like `on` and `no` are what they are; in C where libyaml is there
+LOADER: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
 @lru_cache(maxsize=8)
@@ -24,8 +26,7 @@ def catalogue(language: str) -> dict[str, str]:
     """All messages of a language by key."""
     out: dict[str, str] = {}
     for path in sorted((FOLDER / language).glob("*.yaml")):
-        # BaseLoader keeps text text: keys like `on` and `no` stay what they are
-        out.update(_flat(path.stem, yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader) or {}))  # noqa: S506
+        out.update(_flat(path.stem, yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER) or {}))  # noqa: S506
     return out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -216,8 +217,24 @@ def signed_in(request: Request, token: Annotated[str, Form(max_length=1000)]) ->
     return answer
 
 
+@lru_cache(maxsize=1)
+def warm() -> threading.Thread:
+    """Compiles the templates and reads the messages beside the first requests, once per process."""
+
+    def work() -> None:
+        for name in ("ui.html", "base.html", *environment().list_templates(extensions=["html"])):
+            environment().get_template(name)
+
+    for language in LANGUAGES:
+        translator(language)
+    thread = threading.Thread(target=work, name="templates", daemon=True)
+    thread.start()
+    return thread
+
+
 def include(app: FastAPI) -> None:
     """Add the pages to the application."""
+    warm()
     app.include_router(shared)
     for section in sections():
         app.include_router(section.router)
