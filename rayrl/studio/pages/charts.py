@@ -38,8 +38,11 @@ def grouped_bars(names: Sequence[str], series: Mapping[str, Sequence[float]], *,
     return {"data": data, "layout": {"barmode": "group", "yaxis": {"title": y}}, "table": _table(names, series)}
 
 
-def intervals(names: Sequence[str], rates: Sequence[dict[str, Any]], *, x: str = "") -> Figure:
-    """Rates with their intervals, one row per name: ``{value, low, high}`` from 0 to 1. Missing ones are left out."""
+def intervals(names: Sequence[str], rates: Sequence[dict[str, Any]], *, x: str = "", percent: bool = True) -> Figure:
+    """Rates with their intervals, one row per name: ``{value, low, high}`` from 0 to 1. Missing ones are left out.
+
+    ``percent=False`` for values that are no rates.
+    """
     known = [(n, r) for n, r in zip(names, rates, strict=True) if r.get("value") is not None]
     trace = {
         "type": "scatter",
@@ -57,7 +60,7 @@ def intervals(names: Sequence[str], rates: Sequence[dict[str, Any]], *, x: str =
     }
     table = {"names": [n for n, _ in known]} | {key: [r.get(key) for _, r in known] for key in ("value", "low", "high")}
     layout = {
-        "xaxis": {"title": x, "tickformat": ".0%"},
+        "xaxis": {"title": x, "tickformat": ".0%" if percent else ""},
         "yaxis": {"autorange": "reversed", "type": "category"},
         "height": 90 + 30 * len(known),
     }
