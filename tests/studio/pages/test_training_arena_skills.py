@@ -94,8 +94,9 @@ def test_the_matrix_is_antisymmetric_and_readable_without_colour(client, root):
     there, back = contest.cell("sft_trace", "tuned_threshold"), contest.cell("tuned_threshold", "sft_trace")
     assert back["value"] == -there["value"] and (back["low"], back["high"]) == (-there["high"], -there["low"])
     assert (back["only_row"], back["only_column"]) == (2, 9)
+    assert contest.hub == "sft_trace"  # nothing else was compared, so it is a list and no matrix
     page = main(client, "/arena/crossfit/cf")
-    assert "▲ +1.60" in page and "▼ −1.60" in page and "= +0.20" in page and "+1.30 – +1.90" in page
+    assert "<b>+1.60</b>" in page and "+1.30 – +1.90" in page and "▲" in page and "no clear difference" in page
     assert "SFT + TRACE is ahead" in page and re.search(r"Clearly better than:\s+tuned threshold", page)
     assert re.search(r"Not clearly better than:\s+SFT\.", page)
     main(client, "/arena/crossfit/cf?split=nothing", 404)

@@ -70,6 +70,12 @@ class Contest:
         """Its page."""
         return f"/arena/{self.kind}/{quote(self.slug)}"
 
+    @property
+    def hub(self) -> str | None:
+        """The version that takes part in every comparison where no two others were compared."""
+        shared = set.intersection(*(set(pair) for pair in self.cells)) if len(self.cells) > 1 else set()
+        return next((v.name for v in self.versions if v.name in shared), None)
+
     def cell(self, row: str, column: str) -> JsonDict | None:
         """The difference row minus column, from whichever side it was computed."""
         if (row, column) in self.cells:
@@ -77,13 +83,13 @@ class Contest:
         other = self.cells.get((column, row))
         if other is None:
             return None
-        turned = {"value": -other["value"], "low": _minus(other["high"]), "high": _minus(other["low"])}
+        turned = {"value": 0.0 - other["value"], "low": _minus(other["high"]), "high": _minus(other["low"])}
         swapped = {"only_row": other.get("only_column"), "only_column": other.get("only_row")}
         return {**other, **turned, **swapped, "href": other.get("href_back") or other.get("href")}
 
 
 def _minus(value: float | None) -> float | None:
-    return None if value is None else -value
+    return None if value is None else 0.0 - value
 
 
 def listed(ctx: Context) -> list[JsonDict]:
@@ -257,6 +263,8 @@ def rollouts(ctx: Context, key: str, metric: str) -> Contest:
     if key not in found:
         raise MissingError("these runs are not there any more")
     runs = found[key]
+    short = [run["name"].rpartition("/")[2] for run in runs]
+    names = {run["slug"]: n if short.count(n) == 1 else run["name"] for run, n in zip(runs, short, strict=True)}
     until = time.monotonic() + PATIENCE_S
     versions, values, waiting, problem = [], {}, False, None
     for run in runs:
@@ -268,7 +276,7 @@ def rollouts(ctx: Context, key: str, metric: str) -> Contest:
         waiting = waiting or not ready
         values[run["slug"]] = (index, index.stamp())
         more = {"success": run["success"], "model": run["model"], "skills": run["skills"]}
-        versions.append(Version(run["name"], run[metric], href=f"/runs/{quote(run['slug'])}", more=more))
+        versions.append(Version(names[run["slug"]], run[metric], href=f"/runs/{quote(run['slug'])}", more=more))
     cells = {}
     for i, a in enumerate(runs):
         for b in runs[:i]:
@@ -284,7 +292,7 @@ def rollouts(ctx: Context, key: str, metric: str) -> Contest:
                 continue
             if cell["value"] is not None:
                 links = {"href": _link(b, a, metric), "href_back": _link(a, b, metric)}
-                cells[a["name"], b["name"]] = {**cell, **links}
+                cells[names[a["slug"]], names[b["slug"]]] = {**cell, **links}
     facts = {"questions": {"n": runs[0]["expected"]}, "metric": metric}
     made = Contest("runs", key, _group_name(runs), (0, 1), versions, cells, note="arena.note.runs", facts=facts)
     made.waiting, made.problem = waiting, problem

@@ -60,7 +60,9 @@ def show(
         "arena/show.html",
         contest=contest,
         method=partial(method, t),
-        chart=intervals([n for n, _ in known], [r for _, r in known], x=t(f"arena.scale.{kind}")) if known else None,
+        chart=intervals([n for n, _ in known], [r for _, r in known], x=t(f"arena.scale.{kind}"), percent=False)
+        if known
+        else None,
         paired=paired,
         best=best(contest),
         metrics=METRICS,

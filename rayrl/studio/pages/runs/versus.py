@@ -62,7 +62,10 @@ def compare(
             "answer": answer(t, found),
             "rows": rows,
             "chart": intervals(
-                [row["name"] for row in scores], [row["difference"] for row in scores], x=t("runs.compare.difference")
+                [row["name"] for row in scores],
+                [row["difference"] for row in scores],
+                x=t("runs.compare.difference"),
+                percent=False,
             ),
             "others": undeclared(found),
             "changed": changed,

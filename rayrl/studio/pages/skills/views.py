@@ -27,9 +27,12 @@ def index(request: Request, ctx: Ctx) -> Response:
     places = walk(runs_root(ctx))
     found, damaged = of.banks(places)
     known = {one["sha"] for one in found}
+    # the pair somebody most likely wants to compare: a bank and what was made from it
+    pair = next(((one["bank"].parent, one["sha"]) for one in found if one["bank"].parent in known), ("", ""))
     return page(
         request,
         "skills/index.html",
+        pair=pair,
         banks=found,
         known=known,
         damaged=damaged,
@@ -79,7 +82,7 @@ def bank(request: Request, ctx: Ctx, sha: Annotated[str, Path(pattern=r"^[0-9a-f
     if measured:
         ordered = sorted(measured, key=lambda c: -float(c["rate"]["value"]))
         names = [c["skill"].skill_id for c in ordered]
-        chart = intervals(names, [c["rate"] for c in ordered], x=t("skills.effect_axis"))
+        chart = intervals(names, [c["rate"] for c in ordered], x=t("skills.effect_axis"), percent=False)
     parent = next((one for one in every if one["sha"] == bank.parent), None)
     children = [one for one in every if one["bank"].parent == found["sha"]]
     return page(
@@ -135,7 +138,9 @@ def gate(
     known = {one["sha"] for one in every}
     chart = None
     if rows:
-        chart = intervals([row["skill"] for row in rows], [row["rate"] for row in rows], x=t("skills.effect_axis"))
+        chart = intervals(
+            [row["skill"] for row in rows], [row["rate"] for row in rows], x=t("skills.effect_axis"), percent=False
+        )
     return page(
         request,
         "skills/gate.html",
@@ -150,8 +155,6 @@ def gate(
         stability=(found or {}).get("stability") or {},
         confirmation=(found or {}).get("confirmation"),
         known=known,
-        low=min((row["rate"]["low"] for row in rows or []), default=-1),
-        high=max((row["rate"]["high"] for row in rows or []), default=1),
     )
 
 

@@ -76,7 +76,7 @@ def _figures(path: Path) -> JsonDict:
         result = read_object(path / "result.json")
         facts["updates"] = result["updates"]
         facts["balanced"] = {"value": result["unseen"]["trained"]["balanced"], "low": None, "high": None}
-        facts["oracle"] = result["unseen"]["oracle"]
+        facts["oracle"] = result["unseen"].get("oracle_balanced")
     else:
         last = read_lines(path / "metrics.jsonl", most_bytes=65536)
         steps = [line["update"] for line in last if isinstance(line.get("update"), int)]
@@ -110,8 +110,9 @@ def unseen_table(path: Path) -> JsonDict | None:
     rows = [
         {"policy": n, **unseen[k], "rate": _rate(unseen[k])} for n, k in (("SFT", "sft"), ("SFT + TRACE", "trained"))
     ]
-    oracle = {"policy": "oracle", "balanced": unseen["oracle"]}
-    rows.append({**oracle, "rate": _rate(oracle)})
+    if unseen.get("oracle_balanced") is not None:  # older trainings kept only its mean, which weighs otherwise
+        oracle = {"policy": "oracle", "balanced": unseen["oracle_balanced"]}
+        rows.append({**oracle, "rate": _rate(oracle)})
     return {"rows": rows, "differences": [], "n": unseen["trained"]["n"], "note": None}
 
 
@@ -147,7 +148,10 @@ def curves(path: Path, t: Translate) -> list[tuple[str, Figure]]:
         return [line["update"] for line in held], {n: v for n, v in values.items() if any(x is not None for x in v)}
 
     groups: list[tuple[str, dict[str, str]]] = [
-        ("returns", {"train/balanced": t("training.series.balanced"), "train/oracle": t("training.series.oracle")}),
+        (
+            "returns",
+            {"train/balanced": t("training.series.balanced"), "train/oracle": t("training.series.oracle_mean")},
+        ),
         ("rollouts", {f"rollout/return_{k}": t(f"training.class.{k}") for k in CLASSES}),
         ("rates", {f"train/retrieval_rate_{k}": t(f"training.class.{k}") for k in CLASSES}),
         ("kl", {"rl/kl": "KL"}),

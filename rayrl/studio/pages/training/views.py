@@ -62,7 +62,10 @@ def show(request: Request, ctx: Ctx, slug: Slug) -> Response:
     if table:
         known = [row for row in table["rows"] if row["rate"]["value"] is not None]
         chart = intervals(
-            [row["policy"] for row in known], [row["rate"] for row in known], x=t("training.series.balanced")
+            [method(t, row["policy"]) for row in known],
+            [row["rate"] for row in known],
+            x=t("training.series.balanced"),
+            percent=False,
         )
     settings: JsonDict = {}
     if (facts["path"] / "config.json").exists():
