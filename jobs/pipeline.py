@@ -129,6 +129,12 @@ class Pipeline:
         self.stages = Stages(self.out)
         self._quiet = quiet
         self._manifest = load_split_manifest(resolve_resource(run.tasks.manifest, base))
+        locked = [n for n in used if self._manifest.split(n).role == "test"]
+        if locked:
+            # several arms look at the last split: a test split may be opened once, by one finished configuration
+            raise ConfigError(
+                f"split {locked[0]!r} has role test, which a pipeline must not open; name one with role train or val"
+            )
 
     def run(self, until: str | None = None) -> JsonDict:
         """All stages, or up to and including ``until``; returns the facts of the last one.

@@ -104,6 +104,8 @@ def test_stages_need_tasks_of_their_own(shop: Path):
         pipeline_of(shop, unseen_split="gate")
     with pytest.raises(ConfigError, match="analyst_config"):
         pipeline_of(shop, analyst="llm")
+    with pytest.raises(ConfigError, match="role test"):
+        pipeline_of(shop, unseen_split="test")
 
 
 def test_an_incomplete_stage_stops_what_follows(shop: Path, tmp_path: Path, monkeypatch):
