@@ -152,8 +152,8 @@ def test_no_serious_violation_and_nothing_acts(tmp_path, new_tab, scheme):
     root = make_root(tmp_path / "runs", EVIL)
     axe, found, seen = script(), [], set()
     with Site(tmp_path / "store", runs=str(root)) as site:
-        with TestClient(site.app, base_url="http://127.0.0.1", headers=HTML) as client:
-            pages = crawl(client, [*LISTS, "/runs/hostile", "/runs/better"])
+        client = TestClient(site.app, base_url="http://127.0.0.1", headers=HTML)  # the site's own server runs it
+        pages = crawl(client, [*LISTS, "/runs/hostile", "/runs/better"])
         tab = new_tab(color_scheme=scheme, bypass_csp=True, reduced_motion="reduce")
         for url in pages:
             if kind_of(url)[0] in seen:

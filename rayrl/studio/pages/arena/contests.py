@@ -19,6 +19,7 @@ import numpy as np
 
 from rayrl.errors import DataError
 from rayrl.evaluation.paired import mcnemar_exact, paired_difference
+from rayrl.evaluation.statistics import wilson
 from rayrl.schemas import JsonDict, canonical_json, sha256_hex
 from rayrl.studio.context import Context
 from rayrl.studio.pages.background import BACKGROUND
@@ -207,7 +208,10 @@ def skills(path: Path, slug: str, name: str) -> Contest:
     result = read_object(path / "evaluation.json")
     versions = []
     for arm, item in result["arms"].items():
-        more = {"success": item.get("success"), "injected_tokens": item.get("injected_tokens")}
+        more = {
+            "success": _proportion(item.get("success"), result.get("episodes")),
+            "injected_tokens": item.get("injected_tokens"),
+        }
         versions.append(Version(arm, {"value": item["reward"], "low": None, "high": None}, more=more))
     cells = {}
     for label, pair in result["pairs"].items():
@@ -220,6 +224,14 @@ def skills(path: Path, slug: str, name: str) -> Contest:
         "skills": gate if (path / "gate" / "gate.json").is_file() else None,
     }
     return Contest("skills", slug, name, (0, 1), versions, cells, note="arena.note.skills", facts=facts)
+
+
+def _proportion(share: float | None, n: int | None) -> JsonDict | None:
+    """A share of ``n`` tasks with its Wilson interval."""
+    if share is None or not n:
+        return None
+    low, high = wilson(share * n, n)
+    return {"value": share, "low": low, "high": high, "n": n}
 
 
 def groups(places: list[Place]) -> dict[str, list[JsonDict]]:

@@ -99,7 +99,7 @@ def unseen_table(path: Path) -> JsonDict | None:
     if (path / QUICK).exists():
         result = read_object(path / QUICK)
         differences = [
-            {"name": name, "value": d["mean"], "low": d["interval"][0], "high": d["interval"][1]}
+            {"pair": name.split(" - "), "value": d["mean"], "low": d["interval"][0], "high": d["interval"][1]}
             for name, d in result["differences"].items()
         ]
         rows = [{**row, "rate": _rate(row)} for row in result["rows"]]
