@@ -168,9 +168,11 @@ def test_list_shows_every_run_also_the_damaged(client):
     assert main(get(client, "/runs?state=running")).count("data-rows") == 0
 
 
-def test_run_page_has_intervals_and_warnings(client):
+def test_run_page_has_intervals_and_warnings(root, client):
     page = main(get(client, "/runs/better"))
     assert page.count("95 %") >= 2 and 'class="whisker"' in page
+    done = len({r["episode_id"] for r in RunReader(root / "better").results() if r["status"] == "completed"})
+    assert f"{done} of 48 episodes" in page
     assert "cut off" in page and "ignored" in page
     assert "不完整" in main(get(client, "/runs/better?lang=zh"))
 

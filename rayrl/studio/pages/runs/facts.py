@@ -44,6 +44,8 @@ def runs_of(ctx: Context) -> list[JsonDict]:
     """Facts of every run below the root, newest first; damaged ones carry a ``problem``."""
     locks = held_locks()
     found = [run_facts(place, locks) for place in walk(runs_root(ctx)) if place.is_run()]
+    for run in found:
+        recount(run, run_index(ctx, run["path"]))
     return sorted(found, key=lambda run: (run["created_at"] or "", run["slug"]), reverse=True)
 
 
@@ -84,6 +86,15 @@ def run_facts(place: Place, locks: frozenset[int]) -> JsonDict:
     done = facts["expected"] is not None and facts["complete"] >= facts["expected"]
     facts["state"] = "running" if locked else "completed" if done else "unknown" if manifest is None else "stopped"
     return facts
+
+
+def recount(run: JsonDict, index: RunIndex) -> None:
+    """Take the number of complete episodes from the index where no newer summary tells it."""
+    if run["fresh"] or not index.meta():
+        return
+    run["complete"] = index.query("SELECT count(*) FROM attempts WHERE result AND complete")[0][0]
+    if run["state"] == "stopped" and run["expected"] is not None and run["complete"] >= run["expected"]:
+        run["state"] = "completed"
 
 
 def held_locks() -> frozenset[int]:

@@ -151,6 +151,8 @@ class RunIndex:
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             self._read()
+        except sqlite3.OperationalError as error:  # another studio at work on it, a full disk: the file is sound
+            self.problem = f"the index of {self.run_dir.name} cannot be written ({error}); load the page again"
         except sqlite3.DatabaseError as error:
             self.file.unlink(missing_ok=True)  # a damaged cache is made anew by the next page
             self.problem = f"the index of {self.run_dir.name} was damaged ({error}); load the page again"

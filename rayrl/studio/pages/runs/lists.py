@@ -50,6 +50,7 @@ def head(ctx: Context, t: Translate, slug: str, current: str) -> JsonDict:
     if not (run["path"] / MANIFEST).exists() and not (run["path"] / TRACES).exists():
         raise DataError(f"{run['name']}: is no rollout run; it holds neither {MANIFEST} nor {TRACES}")
     index, problem, ready = open_index(ctx, run)
+    of.recount(run, index)
     base = f"/runs/{quote(slug)}"
     n = index.query("SELECT count(*) FROM attempts WHERE result")[0][0] if index.meta() else None
     tabs = [
