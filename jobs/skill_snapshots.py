@@ -1,4 +1,4 @@
-"""``rayrl skill snapshot|lint|diff|verify``: folders of Skills, frozen and compared."""
+"""``rayrl skills snapshot|lint|diff|verify``: folders of Skills, frozen and compared."""
 
 from __future__ import annotations
 
@@ -9,20 +9,31 @@ from jobs.output import console, facts_table, print_json
 from rayrl.skills.diff import diff_skills
 from rayrl.skills.snapshot import Taken, load, take_folder, take_git, verify, write_snapshot
 
+SNAPSHOT_COMMANDS = ("snapshot", "lint", "verify")
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``rayrl skill``."""
-    commands = parser.add_subparsers(dest="command", required=True)
+
+def add_snapshot_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The subcommands of ``rayrl skills`` that take a Skill folder."""
     snapshot = commands.add_parser("snapshot", help="freeze a Skill: a folder, or REPOSITORY@REF:PATH")
     snapshot.add_argument("skill")
     snapshot.add_argument("--out", type=Path, required=True, help="folder of snapshots")
-    lint = commands.add_parser("lint", help="what is odd about a Skill; exit code 0 also with warnings")
+    lint = commands.add_parser("lint", help="what is odd about a Skill folder; exit code 0 also with warnings")
     lint.add_argument("skill")
-    diff = commands.add_parser("diff", help="what changed between two Skills (folders, git, or snapshots)")
-    diff.add_argument("old")
-    diff.add_argument("new")
-    check = commands.add_parser("verify", help="compare a snapshot with the hashes taken when it was frozen")
+    check = commands.add_parser("verify", help="compare a Skill's snapshot with the hashes taken when it was frozen")
     check.add_argument("snapshot", type=Path)
+
+
+def diff(args: argparse.Namespace) -> int:
+    """``rayrl skills diff`` of two Skills: folders, git, or snapshots."""
+    changes = diff_skills(take(args.old), take(args.new))
+    if args.json:
+        print_json({"changes": [change.model_dump() for change in changes]})
+        return 0
+    for change in changes:
+        where = f" ({', '.join(change.sections)})" if change.sections else ""
+        console().print(f"{change.change} {change.path}{where}", markup=False)
+        console().print(change.diff, markup=False)
+    return 0
 
 
 def take(text: str) -> Taken:
@@ -38,7 +49,7 @@ def take(text: str) -> Taken:
 
 
 def run(args: argparse.Namespace) -> int:
-    """``rayrl skill``."""
+    """``rayrl skills snapshot|lint|verify``."""
     if args.command == "verify":
         manifest = verify(args.snapshot)
         if args.json:
@@ -47,16 +58,6 @@ def run(args: argparse.Namespace) -> int:
             console().print(
                 f"intact: {manifest.name} {manifest.content_sha256}, {len(manifest.files)} files", markup=False
             )
-        return 0
-    if args.command == "diff":
-        changes = diff_skills(take(args.old), take(args.new))
-        if args.json:
-            print_json({"changes": [change.model_dump() for change in changes]})
-        else:
-            for change in changes:
-                where = f" ({', '.join(change.sections)})" if change.sections else ""
-                console().print(f"{change.change} {change.path}{where}", markup=False)
-                console().print(change.diff, markup=False)
         return 0
     taken = take(args.skill)
     manifest = taken.manifest

@@ -1,4 +1,5 @@
-"""``rayrl skills build|gate|study|triage|show|diff|review|convert|check``: everything about a bank of skills."""
+"""``rayrl skills``: banks of skills (build, gate, study, triage, show, diff, review, convert, check), and folders of
+one Skill (snapshot, lint, verify, diff)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
-from jobs import build_skills, curriculum, gate_study, validate_skills
+from jobs import build_skills, curriculum, gate_study, skill_snapshots, validate_skills
 from jobs.output import console, facts_table, print_json
 from rayrl.errors import UserError
 from rayrl.skills.bank import SkillBank, diff_banks, load_snapshot, review_skill, save_bank, to_public
@@ -28,9 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show = commands.add_parser("show", help="what a bank holds, and why")
     show.add_argument("bank", type=Path)
     show.add_argument("--skill", metavar="ID", help="one skill with text and evidence")
-    diff = commands.add_parser("diff", help="what changed between two banks")
-    diff.add_argument("old", type=Path)
-    diff.add_argument("new", type=Path)
+    diff = commands.add_parser("diff", help="what changed between two banks (files) or two Skills (folders, git)")
+    diff.add_argument("old")
+    diff.add_argument("new")
     review = commands.add_parser("review", help="accept, edit or reject a skill; writes a new snapshot")
     review.add_argument("bank", type=Path)
     review.add_argument("skill")
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     convert.add_argument("--out", type=Path, required=True)
     check = commands.add_parser("check", help="shapes that no skill needs: ids, digit runs, task numbers")
     check.add_argument("bank", type=Path)
+    skill_snapshots.add_snapshot_commands(commands)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
         return gate_study.run(args)
     if command == "triage":
         return curriculum.run(args)
+    if command in skill_snapshots.SNAPSHOT_COMMANDS:
+        return skill_snapshots.run(args)
     return {"show": _show, "diff": _diff, "review": _review, "convert": _convert, "check": _check}[command](args)
 
 
@@ -105,7 +109,9 @@ def _table(bank: SkillBank) -> Table:
 
 
 def _diff(args: argparse.Namespace) -> int:
-    found = diff_banks(load_snapshot(args.old), load_snapshot(args.new))
+    if not (Path(args.old).is_file() or Path(args.new).is_file()):
+        return skill_snapshots.diff(args)  # a bank is one file; a Skill is a folder, a snapshot or REPOSITORY@REF:PATH
+    found = diff_banks(load_snapshot(Path(args.old)), load_snapshot(Path(args.new)))
     if args.json:
         print_json(found)
         return 0

@@ -1,4 +1,4 @@
-"""``rayrl workbench`` and ``rayrl skill`` by command: the loop from a file to a verified bundle, and clear errors."""
+"""``rayrl workbench`` and ``rayrl skills`` by command: the loop from a file to a verified bundle, and clear errors."""
 
 import json
 import shutil
@@ -126,11 +126,11 @@ def test_missing_things_are_named(ask, place, ids):
 
 
 def test_skill_commands(ask, place):
-    code, frozen = ask("skill", "snapshot", skill(place), "--out", place / "snaps", store=False)
+    code, frozen = ask("skills", "snapshot", skill(place), "--out", place / "snaps", store=False)
     assert code == 0 and frozen["status"] == "deployed"
-    assert ask("skill", "verify", frozen["folder"], store=False)[1]["intact"]
-    assert ask("skill", "lint", skill(place), store=False)[1]["findings"] == []
-    (change,) = ask("skill", "diff", frozen["folder"], skill(place, 2), store=False)[1]["changes"]
+    assert ask("skills", "verify", frozen["folder"], store=False)[1]["intact"]
+    assert ask("skills", "lint", skill(place), store=False)[1]["findings"] == []
+    (change,) = ask("skills", "diff", frozen["folder"], skill(place, 2), store=False)[1]["changes"]
     assert change["sections"] == ["knowledge/地图能力.md#到达电量预估"]
-    code, found = ask("skill", "verify", place / "nope", store=False)
+    code, found = ask("skills", "verify", place / "nope", store=False)
     assert code == 2 and "its manifest cannot be read" in found["error"]["message"]
