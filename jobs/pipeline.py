@@ -19,12 +19,13 @@ from filelock import FileLock, Timeout
 from pydantic import Field
 
 from jobs.build_skills import SNAPSHOT, BuildSettings, analyst_model, build
+from jobs.confirm_selector import Confirmation, SelectorCheck
 from jobs.evaluate import evaluate
 from jobs.gate_plan import GateConfig
 from jobs.output import console, facts_table, print_json
 from jobs.pipeline_report import compare_arms, write_report
 from jobs.skill_runs import SkillRuns
-from jobs.train_selector import train_from_gate
+from jobs.train_selector import selector_data, train_from_pairs
 from jobs.validate_skills import SELECTED, Gate
 from learners.selector import SelectorConfig
 from rayrl.config import Section, find_config, load_raw, operational, parse_config, resolve_resource
@@ -33,6 +34,7 @@ from rayrl.experiment import load_run_config
 from rayrl.schemas import EpisodeJob, JsonDict, episode_seed
 from rayrl.settings import RunConfig
 from rayrl.skills.bank import load_snapshot, save_bank
+from rayrl.skills.pruning import tasks_needed
 from rayrl.skills.rule import GateRule
 from rayrl.skills.stages import Stages
 from rayrl.tasks import load_split_manifest, sample_task_ids
@@ -96,6 +98,8 @@ class PipelineConfig(Section):
     """The gate stage."""
     selector: SelectorConfig | None = SelectorConfig()
     """The selector stage; null = none."""
+    selector_check: SelectorCheck | None = SelectorCheck()
+    """How what the selector drops is confirmed by rollouts; null = not at all, and the report says so."""
     unseen_split: str = "unseen"
     """Tasks for the evaluation at the end; nothing before has seen them."""
     unseen_tasks: int | None = Field(None, ge=2)
@@ -119,9 +123,14 @@ class Pipeline:
         if config.analyst == "llm" and config.analyst_config is None:
             raise ConfigError("analyst: llm needs analyst_config, a config whose model section is the analyst")
         names = [config.train_split, config.gate.split, config.gate.confirm_split, config.unseen_split]
+        self.check_split = self._check_split(config)
+        if self.check_split != config.gate.confirm_split:
+            names.append(self.check_split)
         used = [n for n in names if n is not None]
         if len(set(used)) != len(used):
-            raise ConfigError(f"train, gate, confirm and unseen need splits of their own, got {', '.join(used)}")
+            raise ConfigError(
+                f"train, gate, confirm, selector_check and unseen need splits of their own, got {', '.join(used)}"
+            )
         self.config = config
         self.run_config = run
         self.base = base
@@ -129,11 +138,34 @@ class Pipeline:
         self.stages = Stages(self.out)
         self._quiet = quiet
         self._manifest = load_split_manifest(resolve_resource(run.tasks.manifest, base))
+        if self.check_split is not None and config.selector_check is not None:
+            self._enough_to_confirm(self.check_split, config.selector_check)
         locked = [n for n in used if self._manifest.split(n).role == "test"]
         if locked:
             # several arms look at the last split: a test split may be opened once, by one finished configuration
             raise ConfigError(
                 f"split {locked[0]!r} has role test, which a pipeline must not open; name one with role train or val"
+            )
+
+    @staticmethod
+    def _check_split(config: PipelineConfig) -> str | None:
+        """Where the selector is confirmed; None when nothing is."""
+        if config.selector is None or config.selector_check is None:
+            return None
+        split = config.selector_check.split or config.gate.confirm_split
+        if split is None:
+            raise ConfigError(
+                "selector_check needs a split: set selector_check.split, or selector_check: null for none"
+            )
+        return split
+
+    def _enough_to_confirm(self, split: str, check: SelectorCheck) -> None:
+        have, need = len(self._manifest.split(split).task_ids), tasks_needed(check.hidden_loss)
+        have = min(have, check.tasks or have)
+        if have < need:
+            raise ConfigError(
+                f"selector_check: {have} tasks of {split!r} can hide a loss of more than {check.hidden_loss:g}, "
+                f"{need} are needed; give more tasks, a larger selector_check.hidden_loss, or selector_check: null"
             )
 
     def run(self, until: str | None = None) -> JsonDict:
@@ -182,10 +214,15 @@ class Pipeline:
                 "bank": load_snapshot(resolve_resource(c.bank, self.base)).sha256 if c.bank else None,
             },
             "gate": c.gate.semantic(),
-            "selector": c.selector.semantic() if c.selector is not None else {},
+            "selector": self._selector_inputs(),
             "evaluation": {"unseen": [c.unseen_split, c.unseen_tasks, c.unseen_repeats], "top_k": c.top_k},
         }
         return {"name": c.name, **mine.get(name, {})}
+
+    def _selector_inputs(self) -> JsonDict:
+        c = self.config
+        check = None if c.selector_check is None else {**c.selector_check.semantic(), "split": self.check_split}
+        return {"training": c.selector.semantic(), "check": check} if c.selector is not None else {}
 
     def _rollouts(self) -> JsonDict:
         c = self.config
@@ -246,8 +283,29 @@ class Pipeline:
     def _selector(self) -> JsonDict:
         if self.config.selector is None:
             return {}
-        bank = load_snapshot(self.out / "build" / SNAPSHOT)
-        return train_from_gate(self.out / "gate", GATE, bank, self.out / "selector", self.config.selector)
+        made = selector_data(
+            self.out / "gate", GATE, load_snapshot(self.out / "build" / SNAPSHOT), self.config.selector
+        )
+        trained = train_from_pairs(made)
+        out, check = self.out / "selector", self.config.selector_check
+        if check is None or self.check_split is None:
+            facts = {**trained.facts, "confirmation": None}
+            return {**facts, "policy_checksum": made.save(out, trained.policy, facts)}
+        candidate = self.out / "selector-trained"
+        made.save(candidate, trained.policy, trained.facts)
+        jobs = self._jobs(self.check_split, check.tasks)
+        with SkillRuns(self.run_config, self.base, self.out / "runs", quiet=self._quiet) as runs:
+            confirmation = Confirmation(made, jobs, self.config.name, self.out / "selector-check", runs)
+            return confirmation.run(trained, candidate, out, check)
+
+    def _jobs(self, split: str, tasks: int | None, repeats: int = 1) -> list[EpisodeJob]:
+        seed = self.run_config.experiment.seed
+        ids = sample_task_ids(self._manifest.split(split).task_ids, tasks, experiment_seed=seed)
+        return [
+            EpisodeJob(task_id=t, sample_id=s, seed=episode_seed(seed, t, s), split=split)
+            for t in ids
+            for s in range(repeats)
+        ]
 
     def _arms(self) -> list[_Arm]:
         candidates = str((self.out / "build" / SNAPSHOT).resolve())
@@ -280,26 +338,18 @@ class Pipeline:
 
     def _evaluation(self) -> JsonDict:
         c = self.config
-        seed = self.run_config.experiment.seed
-        ids = sample_task_ids(self._manifest.split(c.unseen_split).task_ids, c.unseen_tasks, experiment_seed=seed)
-        jobs = [
-            EpisodeJob(task_id=t, sample_id=s, seed=episode_seed(seed, t, s), split=c.unseen_split)
-            for t in ids
-            for s in range(c.unseen_repeats)
-        ]
+        jobs = self._jobs(c.unseen_split, c.unseen_tasks, c.unseen_repeats)
         tasks = {"split": c.unseen_split, "sample_size": None, "repeats": 1}
         folders: dict[str, Path] = {}
         with SkillRuns(self.run_config, self.base, self.out / "runs", quiet=self._quiet) as runs:
             for arm in self._arms():
                 changes = {"tasks": tasks, "skills": arm.skills}
                 name = f"{c.name}-unseen-{arm.name.replace('_', '-')}"
-                # another bank or selector is another run beside the old one, never a conflict with it
-                mark = runs.experiment(name, changes, jobs).fingerprint[:8]
-                folders[arm.name] = runs.run(runs.experiment(f"{name}-{mark}", changes, jobs))
+                folders[arm.name] = runs.run(runs.marked(name, changes, jobs))
         good = set(load_snapshot(self.out / "skillbank.snapshot.json").model_dump()["records"])
         found = compare_arms(folders, jobs, good)
         write_json_atomic(self.out / "evaluation.json", found)
-        return {"tasks": len(ids), "arms": list(folders)}
+        return {"tasks": len({j.task_id for j in jobs}), "arms": list(folders)}
 
     def _report(self) -> JsonDict:
         stages = {name: self.stages.facts(name) for name in STAGES if self.stages.facts(name) is not None}

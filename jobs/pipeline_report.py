@@ -71,6 +71,7 @@ def write_report(out: Path, config: JsonDict, stages: JsonDict, gate: JsonDict, 
         "gate_rollouts": gate["rollouts"],
         "minimum_detectable_effect": gate["minimum_detectable_effect"],
         "confirmation": gate["confirmation"],
+        "selector_confirmation": (stages.get("selector") or {}).get("confirmation"),
         "evaluation": evaluation,
     }
     write_json_atomic(out / "report.json", {"config": config, "stages": stages, **facts})
@@ -92,6 +93,8 @@ def _markdown(facts: JsonDict, stages: JsonDict, contributions: list[JsonDict], 
     for row in sorted(contributions, key=lambda r: int(r["rank"])):
         low, high = row["interval"]
         lines.append(f"| {row['skill_id']} | {row['effect']:+.3f} | {low:+.3f} to {high:+.3f} | {row['status']} |")
+    if "selector" in stages:
+        lines += ["", *_selector(stages["selector"])]
     lines += [
         "",
         f"On {evaluation['tasks']} unseen tasks:",
@@ -109,3 +112,28 @@ def _markdown(facts: JsonDict, stages: JsonDict, contributions: list[JsonDict], 
         d = pair["difference"]
         lines.append(f"| {name} | {d['mean']:+.3f} | {d['low']:+.3f} to {d['high']:+.3f} |")
     return "\n".join(lines) + "\n"
+
+
+def _selector(facts: JsonDict) -> list[str]:
+    """What was confirmed of the selector, in words, and the tries in a table."""
+    check = facts.get("confirmation")
+    if check is None:
+        return ["The learned selector was not confirmed by rollouts: what it leaves out rests on a fitted model alone."]
+    first = check["trained"]
+    low = "no bound" if first["low"] is None else f"{first['low']:+.3f}"
+    lines = [
+        f"The trained selector was played against all chunks on {check['tasks']} tasks of its own: "
+        f"{first['mean']:+.3f}, lower bound {low}, margin {check['margin']:.3f}; {check['rollouts']} rollouts in all."
+    ]
+    if check["served"] == "trained":
+        return [*lines, "It is confirmed and served as trained."]
+    lines.append("It is not confirmed. Chunks were left out one by one instead, each set played against all chunks:")
+    lines += ["", "| without | expected loss | difference to all | 95 % interval | dropped |", "|---|---|---|---|---|"]
+    for row in check["tries"]:
+        d = row["to_all"]
+        interval = "none" if d["low"] is None else f"{d['low']:+.3f} to {d['high']:+.3f}"
+        dropped = "yes" if row["dropped"] else "no"
+        lines.append(f"| {row['chunk']} | {row['expected_loss']:+.3f} | {d['mean']:+.3f} | {interval} | {dropped} |")
+    if check["served"] == "all":
+        return [*lines, "", "No drop could be confirmed: the selector injects every chunk and saves nothing."]
+    return [*lines, "", f"The selector takes the {len(check['kept'])} chunks that are left, on every task."]

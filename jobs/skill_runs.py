@@ -56,6 +56,11 @@ class SkillRuns:
         made = prepare(parse_config(raw, RunConfig, source=f"run {name}"), self._base)
         return made if jobs is None else with_jobs(made, jobs)
 
+    def marked(self, name: str, changes: Changes, jobs: list[EpisodeJob]) -> Experiment:
+        """The same with its fingerprint in the name: another bank or selector is another run beside the old one."""
+        mark = self.experiment(name, changes, jobs).fingerprint[:8]
+        return self.experiment(f"{name}-{mark}", changes, jobs)
+
     def run(self, experiment: Experiment) -> Path:
         """Play (or resume) it to its end.
 

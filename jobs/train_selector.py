@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from learners.selector import SelectorConfig, train_selector, tuned_threshold
+from learners.selector import SelectorConfig, TrainedSelector, train_selector, tuned_threshold
 from rayrl.errors import DataError
-from rayrl.retrieval.encoders import make_encoder
+from rayrl.retrieval.encoders import Encoder, make_encoder
+from rayrl.retrieval.policy import RetrievalPolicy
 from rayrl.schemas import JsonDict
 from rayrl.skills.bank import SkillBank
 from rayrl.skills.estimators import FloatArray
@@ -46,14 +47,13 @@ def gate_pairs(gate: Path, name: str, bank: SkillBank) -> MaskedPairs:
             break
         if not second.exists():
             raise DataError(f"{gate}: stage {stage} has no complementary run; the selector needs design: complement")
-        others = dict(_results(second))
-        for key, record in sorted(_results(first), key=lambda item: item[0]):
+        others = dict(complete_results(second))
+        for key, record in sorted(complete_results(first), key=lambda item: item[0]):
             if key not in others:
                 raise DataError(f"{second}: no result for task {key[0]}, sample {key[1]}")
-            reset = record.get("reset") or {}
-            instruction, persona = str(reset.get("instruction") or ""), reset.get("persona") or {}
-            features.append(task_features(instruction, persona))
-            questions.append(question(instruction, persona))
+            public = public_task(record)
+            features.append(task_features(*public))
+            questions.append(question(*public))
             pair = (record, others[key])
             masks.append([_mask(r, column) for r in pair])
             rewards.append([float(r["final"]["reward"]) for r in pair])
@@ -62,7 +62,14 @@ def gate_pairs(gate: Path, name: str, bank: SkillBank) -> MaskedPairs:
     return MaskedPairs(Rollouts(np.array(features), np.array(masks), np.array(rewards)), questions)
 
 
-def _results(run_dir: Path) -> Iterator[tuple[tuple[int, int], JsonDict]]:
+def public_task(record: JsonDict) -> tuple[str, JsonDict]:
+    """Instruction and persona of an episode."""
+    reset = record.get("reset") or {}
+    return str(reset.get("instruction") or ""), reset.get("persona") or {}
+
+
+def complete_results(run_dir: Path) -> Iterator[tuple[tuple[int, int], JsonDict]]:
+    """Completed episodes of a run by (task, sample), in the order they were finished."""
     for record in RunReader(run_dir).results():
         if is_complete(record):
             job = record["job"]
@@ -76,23 +83,45 @@ def _mask(record: JsonDict, column: dict[str, int]) -> FloatArray:
     return out
 
 
-def train_from_gate(gate: Path, name: str, bank: SkillBank, out: Path, config: SelectorConfig) -> JsonDict:
-    """Train, save to ``out``, and tune the similarity threshold on the same pairs; returns the facts."""
+@dataclass(frozen=True)
+class SelectorData:
+    """All that selectors of one bank are trained from."""
+
+    bank: SkillBank
+    pairs: MaskedPairs
+    nearness: FloatArray
+    """(n, k) similarity of the pairs' questions to the chunks."""
+    tokens: FloatArray
+    """(k,) of the chunks."""
+    encoder: Encoder
+    config: SelectorConfig
+
+    def save(self, out: Path, policy: RetrievalPolicy, facts: JsonDict) -> str:
+        """Write a selector folder; returns the policy's checksum."""
+        return save_selector(
+            out,
+            self.bank,
+            policy,
+            encoder=self.config.encoder,
+            encoder_identity=self.encoder.identity(),
+            facts={**facts, "config": self.config.model_dump(mode="json")},
+        )
+
+
+def selector_data(gate: Path, name: str, bank: SkillBank, config: SelectorConfig) -> SelectorData:
+    """Read the pairs of a finished gate and work out similarities."""
     pairs = gate_pairs(gate, name, bank)
     entries = bank.active()
     encoder = make_encoder(config.encoder, cached=False)
     nearness = similarities(encoder, entries, pairs.questions)
-    tokens = np.array([tokens_of(e) for e in entries])
-    trained = train_selector(pairs.data, nearness, tokens, config)
-    costs = config.price * tokens / tokens.mean()
-    threshold, worth = tuned_threshold(fit_outcome_model(pairs.data), pairs.data.features, nearness, costs)
-    facts = {
-        **trained.facts,
-        "config": config.model_dump(mode="json"),
-        "tuned_threshold": threshold,
-        "tuned_threshold_value": worth,
-    }
-    digest = save_selector(
-        out, bank, trained.policy, encoder=config.encoder, encoder_identity=encoder.identity(), facts=facts
-    )
-    return {**orjson.loads(orjson.dumps(facts)), "policy_checksum": digest}
+    return SelectorData(bank, pairs, nearness, np.array([tokens_of(e) for e in entries]), encoder, config)
+
+
+def train_from_pairs(made: SelectorData) -> TrainedSelector:
+    """Train, and tune the similarity threshold on the same pairs; the facts hold both."""
+    config, data = made.config, made.pairs.data
+    trained = train_selector(data, made.nearness, made.tokens, config)
+    costs = config.price * made.tokens / made.tokens.mean()
+    threshold, worth = tuned_threshold(fit_outcome_model(data), data.features, made.nearness, costs)
+    facts = {**trained.facts, "tuned_threshold": threshold, "tuned_threshold_value": worth}
+    return TrainedSelector(trained.policy, orjson.loads(orjson.dumps(facts)))

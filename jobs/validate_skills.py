@@ -187,7 +187,7 @@ class Gate:
                 {"tasks": self._tasks(self.config.confirm_split), "skills": skills},
                 jobs,
             )
-            arms.append(read_arm(runs.run(experiment), jobs, partial(_same, entries)))
+            arms.append(read_arm(runs.run(experiment), jobs, partial(assigned_entries, entries)))
         keys = [(j.task_id, j.sample_id) for j in jobs]
         found = paired_difference(
             [arms[0].reward(k) for k in keys], [arms[1].reward(k) for k in keys], [t for t, _ in keys]
@@ -245,7 +245,8 @@ class Gate:
                     file.write(orjson.dumps(line) + b"\n")
 
 
-def _same(entries: list[BankEntry], job: EpisodeJob) -> list[BankEntry]:
+def assigned_entries(entries: list[BankEntry], job: EpisodeJob) -> list[BankEntry]:
+    """What a run under this whole bank must have injected."""
     return [e for e in entries if e.applies(job)]
 
 

@@ -18,11 +18,17 @@ from torch import Tensor
 from learners.advantages import rloo_outcome
 from learners.divergence import forward_kl
 from rayrl.config import Section
+from rayrl.errors import DataError
 from rayrl.retrieval.policy import PolicySpec, RetrievalPolicy
 from rayrl.schemas import JsonDict
 from rayrl.skills.estimators import FloatArray
 from rayrl.skills.outcome_model import OutcomeModel, Rollouts, Scales, fit_outcome_model, greedy_masks
 from rayrl.skills.selector import FEATURES, dynamic_input, dynamic_width
+
+CLONE_SURE = 0.9
+"""Probability that a clone of one fixed set must give each of its decisions."""
+CLONE_ROUNDS = 20
+"""Rounds of ``clone_steps`` that it may take to get there."""
 
 
 class SelectorConfig(Section):
@@ -59,10 +65,14 @@ class TrainedSelector:
 
 
 @dataclass(frozen=True)
-class _Tasks:
+class _Inputs:
     static: Tensor
     similarity: Tensor
     tokens: Tensor
+
+
+@dataclass(frozen=True)
+class _Tasks(_Inputs):
     features: FloatArray
     model: OutcomeModel
     costs: FloatArray
@@ -92,16 +102,8 @@ def train_selector(
         model=model,
         costs=costs,
     )
-    k = targets.shape[1]
-    policy = RetrievalPolicy(
-        PolicySpec(
-            static_dim=len(FEATURES), dynamic_dim=dynamic_width(k), actions=2, width=config.width, layers=config.layers
-        ),
-        seed=config.seed,
-    )
     goal = torch.from_numpy(targets).float()
-    steps = torch.cat([_inputs(tasks, goal, j) for j in range(k)])
-    policy.standardise_with(tasks.static, steps)
+    policy = _fresh_policy(tasks, goal, config)
     loss = _clone(policy, tasks, goal, config)
     before = _mean_value(policy, tasks)
     metrics = _update(policy, tasks, config) if config.updates else {}
@@ -126,14 +128,58 @@ def train_selector(
     )
 
 
-def _inputs(tasks: _Tasks, masks: Tensor, chunk: int) -> Tensor:
+def clone_set(
+    features: FloatArray, similarity: FloatArray, tokens: FloatArray, kept: FloatArray, config: SelectorConfig
+) -> RetrievalPolicy:
+    """A policy that takes the same set on every task, surely.
+
+    Args:
+        features: (n, f) of tasks. similarity: (n, k) of the same. tokens: (k,). kept: (k,) of 0 and 1, the set.
+
+    Raises:
+        DataError: the network did not learn it within its rounds.
+    """
+    tasks = _Inputs(
+        static=torch.from_numpy(features).float(),
+        similarity=torch.from_numpy(similarity).float(),
+        tokens=torch.from_numpy(tokens / tokens.sum()).float(),
+    )
+    goal = torch.from_numpy(np.tile(kept, (len(features), 1))).float()
+    rows = torch.arange(len(goal))
+    policy = _fresh_policy(tasks, goal, config)
+    for _ in range(CLONE_ROUNDS):
+        _clone(policy, tasks, goal, config)
+        with torch.no_grad():
+            # along the set's own decisions: when each is sure, playing takes exactly these
+            action = (1 - goal.T).long().unsqueeze(-1)
+            if float(_log_probs(policy, tasks, goal, rows).gather(-1, action).min()) >= np.log(CLONE_SURE):
+                return policy
+    raise DataError(
+        f"the selector did not learn a fixed set within {CLONE_ROUNDS} x {config.clone_steps} steps; "
+        "raise selector.clone_steps or selector.learning_rate"
+    )
+
+
+def _fresh_policy(tasks: _Inputs, goal: Tensor, config: SelectorConfig) -> RetrievalPolicy:
+    k = goal.shape[1]
+    policy = RetrievalPolicy(
+        PolicySpec(
+            static_dim=len(FEATURES), dynamic_dim=dynamic_width(k), actions=2, width=config.width, layers=config.layers
+        ),
+        seed=config.seed,
+    )
+    policy.standardise_with(tasks.static, torch.cat([_inputs(tasks, goal, j) for j in range(k)]))
+    return policy
+
+
+def _inputs(tasks: _Inputs, masks: Tensor, chunk: int) -> Tensor:
     """Dynamic input at a chunk when everything before it followed ``masks``."""
     held = masks.clone()
     held[:, chunk:] = 0.0
     return dynamic_input(chunk, held, tasks.similarity, tasks.tokens)
 
 
-def _log_probs(policy: RetrievalPolicy, tasks: _Tasks, masks: Tensor, rows: Tensor) -> Tensor:
+def _log_probs(policy: RetrievalPolicy, tasks: _Inputs, masks: Tensor, rows: Tensor) -> Tensor:
     """Log-probabilities (k, n, 2) along the decisions that led to ``masks``."""
     projected = policy.project(tasks.static)[rows]
     part = replace(tasks, static=tasks.static[rows], similarity=tasks.similarity[rows])
@@ -147,7 +193,7 @@ def _chosen(log_probs: Tensor, masks: Tensor) -> Tensor:
     return log_probs.gather(-1, action).squeeze(-1).sum(dim=0)
 
 
-def _clone(policy: RetrievalPolicy, tasks: _Tasks, goal: Tensor, config: SelectorConfig) -> float:
+def _clone(policy: RetrievalPolicy, tasks: _Inputs, goal: Tensor, config: SelectorConfig) -> float:
     rows = torch.arange(len(goal))
     optimiser = torch.optim.Adam(policy.parameters(), lr=config.learning_rate)
     loss = torch.zeros(())

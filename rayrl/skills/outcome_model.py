@@ -73,6 +73,13 @@ class OutcomeModel:
         value: FloatArray = x @ self.coefficients[start:] - masks @ np.where(self.supported, costs, 1.0)
         return value
 
+    def expected_loss(self, features: FloatArray, kept: FloatArray, chunk: int) -> float:
+        """Reward that a set ``kept`` (k,) loses without one of its chunks, mean over tasks with features (n, f)."""
+        masks = np.tile(kept, (len(features), 1))
+        less = masks.copy()
+        less[:, chunk] = 0.0
+        return float((self.predict(features, masks) - self.predict(features, less)).mean())
+
     def _standard(self, features: FloatArray) -> FloatArray:
         out: FloatArray = (features - self.mean) * self.scale
         return out

@@ -87,6 +87,7 @@ def write_pipeline(folder: Path, **changes: Any) -> Path:
         "max_chunks": 6,
         "gate": {"tasks": 24, "confirm_split": "confirm", "rule": {"fdr": 0.4}},
         "selector": {"clone_steps": 20, "updates": 2},
+        "selector_check": {"hidden_loss": 0.3, "tries": 2},
         **changes,
     }
     path = folder / "pipeline.yaml"

@@ -1,18 +1,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jobs.pipeline import STAGES, Pipeline, load_pipeline
+from learners.selector import SelectorConfig, TrainedSelector, clone_set
 from rayrl.errors import ConfigError, RunConflictError, UserError
 from rayrl.skills.bank import load_snapshot
+from rayrl.traces.store import RunReader
 from tests.jobs.skills_support import ENV, write_pipeline, write_shop
 
+CHANGED = {"clone_steps": 20, "updates": 2, "seed": 1}
 KILLER = """
 import os, signal, sys
 import jobs.skill_runs
@@ -71,7 +76,10 @@ def test_the_loop_closes_and_says_what_it_found(finished: Pipeline):
     assert arms["none"]["injected_tokens"] == 0 < arms["all"]["injected_tokens"]
     assert arms["all"]["injected_skills"] == len(load_snapshot(out / "build/skillbank.snapshot.json").active())
     assert {"selected - none", "learned - all"} <= set(report["evaluation"]["pairs"])
+    check = report["selector_confirmation"]
+    assert check["tasks"] == 12 and check["rollouts"] == 12 * len(list((out / "runs").glob("p-check-*")))
     text = (out / "report.md").read_text()
+    assert "The trained selector was played against all chunks on 12 tasks" in text
     assert "unseen tasks" in text and "| learned |" in text
     labels = (out / "diagnosis" / "episode_labels.jsonl").read_text().splitlines()
     assert len(labels) == 20
@@ -106,6 +114,95 @@ def test_stages_need_tasks_of_their_own(shop: Path):
         pipeline_of(shop, analyst="llm")
     with pytest.raises(ConfigError, match="role test"):
         pipeline_of(shop, unseen_split="test")
+
+
+def careless(made):
+    """A selector that its model talked into leaving out everything."""
+    policy = clone_set(
+        made.pairs.data.features, made.nearness, made.tokens, np.zeros(len(made.tokens)), SelectorConfig(clone_steps=20)
+    )
+    return TrainedSelector(policy, {"tuned_threshold": 0.5})
+
+
+def after_the_gate(finished: Pipeline, folder: Path) -> Path:
+    """A copy of the finished pipeline with no selector and nothing behind it; banks are named by their paths."""
+    out = folder / "pipeline"
+    shutil.copytree(finished.out, out, ignore=shutil.ignore_patterns("selector*", "p-check-*", "p-unseen-*", "report*"))
+    state = json.loads((out / "state.json").read_text())
+    for stage in ("selector", "evaluation", "report"):
+        del state["stages"][stage]
+    (out / "state.json").write_text(json.dumps(state))
+    return out
+
+
+def test_an_overeager_selector_is_caught_and_killed_checks_are_not_played_again(
+    shop: Path, finished: Pipeline, tmp_path: Path, monkeypatch
+):
+    import jobs.pipeline as module
+    from jobs.skill_runs import SkillRuns
+
+    out = after_the_gate(finished, tmp_path)
+    monkeypatch.setattr(module, "train_from_pairs", careless)
+    real, started = SkillRuns.run, []
+
+    class Killed(BaseException):
+        pass
+
+    def play(self, experiment):
+        if len(started) == 3:
+            raise Killed
+        started.append(experiment.name)
+        return real(self, experiment)
+
+    changes = {"output": str(out), "top_k": 2, "selector_check": {"hidden_loss": 0.3}}
+    monkeypatch.setattr(SkillRuns, "run", play)
+    with pytest.raises(Killed):
+        pipeline_of(shop, **changes).run()
+    assert [n.split("-")[2] for n in started] == ["all", "trained", "drop"] and not (out / "selector").exists()
+
+    resumed = []
+
+    def count(self, experiment):
+        before = self.rollouts
+        folder = real(self, experiment)
+        resumed.append((experiment.name, self.rollouts - before))
+        return folder
+
+    monkeypatch.setattr(SkillRuns, "run", count)
+    pipeline = pipeline_of(shop, **changes)
+    pipeline.run()
+    played = dict(resumed)
+    assert pipeline.stages.ran == ["selector", "evaluation", "report"]
+    assert [played[name] for name in started] == [0, 0, 0]
+    check = json.loads((out / "report.json").read_text())["selector_confirmation"]
+    assert check["trained"]["low"] < -0.01 and check["served"] in ("pruned", "all")
+    chunks = len(load_snapshot(out / "build/skillbank.snapshot.json").active())
+    assert len(check["tries"]) == chunks and check["rollouts"] == 12 * (chunks + 2)
+    # what is served takes exactly the confirmed set, on tasks that nobody has seen before
+    for folder in (out / "runs").glob("p-unseen-learned-*"):
+        for record in RunReader(folder).results():
+            assert {s["skill_id"] for s in record["selected_skills"]} == set(check["kept"])
+    text = (out / "report.md").read_text()
+    assert "It is not confirmed" in text and f"| {check['tries'][0]['chunk']} |" in text
+
+
+def test_without_confirmation_the_report_says_so(shop: Path, finished: Pipeline, tmp_path: Path):
+    out = after_the_gate(finished, tmp_path)
+    pipeline = pipeline_of(shop, output=str(out), selector_check=None, unseen_tasks=4)
+    pipeline.run()
+    assert "was not confirmed by rollouts" in (out / "report.md").read_text()
+    assert not list((out / "runs").glob("p-check-*"))
+
+
+def test_too_few_tasks_to_confirm_on_are_refused_before_anything_is_played(shop: Path):
+    with pytest.raises(ConfigError, match=r"12 tasks of 'confirm' can hide a loss.*183 are needed"):
+        pipeline_of(shop, selector_check={})
+    with pytest.raises(ConfigError, match="splits of their own"):
+        pipeline_of(shop, selector_check={"split": "gate", "hidden_loss": 0.3})
+    gate = {"tasks": 24, "confirm_split": None}
+    with pytest.raises(ConfigError, match="needs a split"):
+        pipeline_of(shop, gate=gate)
+    assert pipeline_of(shop, gate=gate, selector=None).check_split is None
 
 
 def test_an_incomplete_stage_stops_what_follows(shop: Path, tmp_path: Path, monkeypatch):
@@ -144,11 +241,13 @@ def test_killed_in_every_stage_it_resumes_to_the_same_bank(shop: Path, finished:
     for stage in STAGES:
         kill(stage, "before", config)
         kill(stage, "after", config)
+    kill("p-check-trained", "inside", write_pipeline(shop, output=str(tmp_path / "pipeline"), selector=CHANGED))
     kill("p-unseen-all", "inside", write_pipeline(shop, output=str(tmp_path / "pipeline"), unseen_repeats=2))
     resumed = pipeline_of(shop, output=str(tmp_path / "pipeline"))
     resumed.run()
     mine = json.loads((tmp_path / "pipeline" / "report.json").read_text())
     theirs = json.loads((finished.out / "report.json").read_text())
     assert mine["bank_sha256"] == theirs["bank_sha256"]
+    assert mine["selector_confirmation"] == theirs["selector_confirmation"]
     assert mine["stages"]["selector"]["policy_checksum"] == theirs["stages"]["selector"]["policy_checksum"]
     assert mine["evaluation"]["arms"]["learned"] == theirs["evaluation"]["arms"]["learned"]

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import learners.selector
 from jobs.train_selector import tuned_threshold
-from learners.selector import SelectorConfig, train_selector
+from learners.selector import SelectorConfig, clone_set, play, train_selector
 from rayrl.errors import ConfigError, DataError, RunConflictError
 from rayrl.retrieval.encoders import HashEncoder
 from rayrl.schemas import EpisodeJob, PublicContext
@@ -100,6 +102,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         facts=trained.facts,
     )
     return path
+
+
+@pytest.mark.parametrize("kept", [[0, 1, 0, 1, 1], [0] * 5, [1] * 5])
+def test_a_fixed_set_is_cloned_exactly_on_every_task(kept: list[int]):
+    data = rollouts(60)
+    near = np.random.default_rng(0).random((60, 5))
+    tokens = np.array([tokens_of(e) for e in entries()])
+    policy = clone_set(data.features, near, tokens, np.array(kept, dtype=float), SelectorConfig(clone_steps=20))
+    shares = torch.from_numpy(tokens / tokens.sum()).float()
+    other = torch.from_numpy(np.random.default_rng(1).random((40, 5))).float()
+    taken = play(policy, torch.from_numpy(rollouts(40, 5).features).float(), other, shares)
+    assert (taken == torch.tensor(kept)).all()
+
+
+def test_a_set_that_was_not_learned_is_an_error(monkeypatch):
+    monkeypatch.setattr(learners.selector, "CLONE_ROUNDS", 1)
+    with pytest.raises(DataError, match="clone_steps"):
+        clone_set(
+            np.zeros((4, 8)), np.zeros((4, 5)), np.ones(5), np.array([1.0, 0, 1, 0, 1]), SelectorConfig(clone_steps=1)
+        )
 
 
 def context(task: int = 1) -> PublicContext:
