@@ -32,6 +32,9 @@ class PolicyConfig(Section):
     """On the hidden layers, in supervised fine-tuning; in the policy gradient only with ``rl.dropout``."""
     members: int = 1
     """Networks in the ensemble; their probabilities are averaged in evaluation and service."""
+    skip: bool = False
+    """Add a linear map from the inputs straight to the logits, so that what is linear need not be learned by the hidden
+    layers."""
 
 
 class PolicySpec(Frozen):
@@ -44,6 +47,7 @@ class PolicySpec(Frozen):
     layers: int
     dropout: float = 0.0
     members: int = 1
+    skip: bool = False
 
 
 class Blocks(nn.Module):
@@ -83,6 +87,9 @@ class RetrievalPolicy(nn.Module):
         self.dynamic_layer = Blocks(e, spec.dynamic_dim, spec.width, bias=False)
         self.hidden = nn.ModuleList(Blocks(e, spec.width, spec.width) for _ in range(spec.layers - 2))
         self.head = Blocks(e, spec.width, spec.actions)
+        # starts at zero: the network is the same with and without until it is trained
+        self.static_skip = Blocks(e, spec.static_dim, spec.actions, bias=False) if spec.skip else None
+        self.dynamic_skip = Blocks(e, spec.dynamic_dim, spec.actions, bias=False) if spec.skip else None
         self.dropout = nn.Dropout(spec.dropout)
         for name, size in (("static", spec.static_dim), ("dynamic", spec.dynamic_dim)):
             self.register_buffer(f"{name}_mean", torch.zeros(size))
@@ -99,6 +106,8 @@ class RetrievalPolicy(nn.Module):
         for member in range(self.members):
             generator = torch.Generator().manual_seed(seed * 1_000 + member)
             for name, parameter in sorted(self.named_parameters()):
+                if "_skip" in name:
+                    continue
                 bound = first if name.startswith(("static", "dynamic")) else 1.0 / math.sqrt(self.spec.width)
                 with torch.no_grad():
                     parameter[member].uniform_(-bound, bound, generator=generator)
@@ -111,17 +120,21 @@ class RetrievalPolicy(nn.Module):
             getattr(self, f"{name}_scale").copy_(torch.where(std > 1e-5, 1.0 / std.clamp(min=1e-5), 0.0))
 
     def project(self, static: Tensor) -> Tensor:
-        """First layer's share of the static features, ``[E * n, width]``."""
-        out: Tensor = self.static_layer((static - self.static_mean) * self.static_scale)
-        return out
+        """First layer's share of the static features (and the skip's, behind), ``[E * n, width (+ actions)]``."""
+        x = (static - self.static_mean) * self.static_scale
+        out: Tensor = self.static_layer(x)
+        return out if self.static_skip is None else torch.cat([out, self.static_skip(x)], dim=-1)
 
     def act_logits(self, projected: Tensor, dynamic: Tensor) -> Tensor:
         """Logits ``[..., E * n, actions]`` from a projection and the dynamic part (leading axes broadcast)."""
-        h = projected + self.dynamic_layer((dynamic - self.dynamic_mean) * self.dynamic_scale)
+        x = (dynamic - self.dynamic_mean) * self.dynamic_scale
+        h = projected[..., : self.spec.width] + self.dynamic_layer(x)
         h = self.dropout(torch.relu(h))
         for layer in self.hidden:
             h = self.dropout(torch.relu(layer(h)))
         out: Tensor = self.head(h)
+        if self.dynamic_skip is not None:
+            out = out + projected[..., self.spec.width :] + self.dynamic_skip(x)
         return out
 
     def forward(self, static: Tensor, dynamic: Tensor) -> Tensor:
@@ -137,9 +150,10 @@ class MeanPolicy:
         self.shifts = shifts
 
     def project(self, static: Tensor) -> Tensor:
-        """``[n, E, width]``."""
+        """``[n, E, width (+ actions)]``."""
         e = self.policy.members
-        return self.policy.project(static.repeat(e, 1)).view(e, -1, self.policy.spec.width).transpose(0, 1)
+        projected = self.policy.project(static.repeat(e, 1))
+        return projected.view(e, -1, projected.shape[-1]).transpose(0, 1)
 
     def act_logits(self, projected: Tensor, dynamic: Tensor) -> Tensor:
         """Log-probabilities ``[n, actions]`` of the mixture."""
