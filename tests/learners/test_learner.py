@@ -134,9 +134,14 @@ def test_ensemble_members_are_independent():
     assert not torch.equal(a.policy.head.weight[2], b.policy.head.weight[2])
 
 
-def test_split_first_layer_equals_the_plain_network():
-    spec = PolicySpec(static_dim=6, dynamic_dim=3, actions=3, width=7, layers=3, members=2)
+@pytest.mark.parametrize("skip", [False, True])
+def test_split_first_layer_equals_the_plain_network(skip):
+    spec = PolicySpec(static_dim=6, dynamic_dim=3, actions=3, width=7, layers=3, members=2, skip=skip)
     policy = RetrievalPolicy(spec, seed=4)
+    for name, parameter in policy.named_parameters():
+        if "_skip" in name:
+            assert not parameter.any(), "starts as the network without"
+            torch.nn.init.normal_(parameter)
     static, dynamic = torch.randn(4, 6), torch.randn(5, 4, 3)
     out = policy(static, dynamic)
     for e in range(2):
@@ -146,7 +151,18 @@ def test_split_first_layer_equals_the_plain_network():
         h = torch.relu(x @ first + w["static_layer.bias"])
         h = torch.relu(h @ w["hidden.0.weight"] + w["hidden.0.bias"])
         expected = h @ w["head.weight"] + w["head.bias"]
+        if skip:
+            expected = expected + x @ torch.cat([w["static_skip.weight"], w["dynamic_skip.weight"]])
         torch.testing.assert_close(out[:, 2 * e : 2 * e + 2], expected)
+
+
+def test_a_policy_with_a_skip_learns_and_is_judged_by_all_members():
+    world = scripted_world(n=12)
+    cfg = config(policy=PolicyConfig(width=8, members=2, skip=True), rl=RlConfig(updates=3, questions=8, group_size=4))
+    learner = fit(cfg, world)
+    assert all(p.any() for n, p in learner.policy.named_parameters() if "_skip" in n)
+    value, oracle, _ = greedy_return(learner.policy, world, cfg.mdp)
+    assert value > 0.9 * oracle
 
 
 def test_width_five_has_about_two_thousand_parameters():
