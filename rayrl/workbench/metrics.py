@@ -118,6 +118,7 @@ def experiment_metrics(store: Store, experiment: JsonDict, classes: list[str], *
             domains.setdefault(row["domain"], Counter())[gold, row["prediction"]] += row["n"]
     overall: Counter[tuple[str, str | None]] = sum(domains.values(), Counter())
     ended = [row for row in rows if row["state"] in ("completed", "failed")]
+    first = [row for row in ended if row["repeat"] == 0]
     return {
         "view": view,
         "denominators": {
@@ -129,9 +130,9 @@ def experiment_metrics(store: Store, experiment: JsonDict, classes: list[str], *
         },
         "overall": score_pairs(overall, classes),
         "by_domain": {name: score_pairs(found, classes) for name, found in sorted(domains.items())},
-        "predictions": _tally((row["prediction"] or NONE, row["n"]) for row in ended if row["repeat"] == 0),
-        "evidence": _tally((row["evidence"], row["n"]) for row in ended),
-        "failures": _tally((row["failure"], row["n"]) for row in ended),
+        "predictions": _tally((row["prediction"] or NONE, row["n"]) for row in first),
+        "evidence": _tally((row["evidence"], row["n"]) for row in first),
+        "failures": _tally((row["failure"], row["n"]) for row in first),
         "flake": flake(_repeats(store, experiment)),
         "usage": {
             name: sum(row[name] or 0 for row in ended) for name in ("model_calls", "prompt_tokens", "completion_tokens")

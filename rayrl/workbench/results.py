@@ -78,6 +78,13 @@ def count(bench: Workbench, experiment_id: str, filters: Filter) -> int:
         return int(connection.execute(found).scalar() or 0)
 
 
+def listed(bench: Workbench, experiment_id: str, filters: Filter, ordinal: int) -> bool:
+    """Whether the filters leave this case."""
+    with bench.store.read() as connection:
+        query = _filtered(get_experiment(connection, experiment_id), filters).where(_R.c.ordinal == ordinal)
+        return connection.execute(query.limit(1)).first() is not None
+
+
 def neighbours(
     bench: Workbench, experiment_id: str, filters: Filter, ordinal: int, repeat: int = 0
 ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:

@@ -203,3 +203,10 @@ def test_failed_cases_count_as_wrong_and_infrastructure_is_left_out(bench):
     found = experiment_metrics(bench.store, experiment, ["fast", "slow"])
     assert found["overall"]["accuracy"]["n"] == 9 and found["overall"]["accuracy"]["successes"] == 7
     assert found["denominators"]["infrastructure_failures"] == 1 and found["failures"]["agent"] == 1
+
+
+def test_evidence_and_failures_count_first_repeats_like_their_denominator(bench):
+    made = sample_experiment(bench, dataset=sample_dataset(bench, 10), start=False, params=Params(repeats=3))
+    rig(bench, made["id"], dict.fromkeys(range(10), ("fast", "because", "none")))  # every repeat of every case
+    found = experiment_metrics(bench.store, bench.experiments.get(made["id"]), ["fast", "slow"])
+    assert found["evidence"] == {"none": 10} and sum(found["predictions"].values()) == 10

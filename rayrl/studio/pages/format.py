@@ -16,7 +16,7 @@ def num(value: Any, digits: int = 2) -> str:
     """Integers with thousands separated, other numbers with ``digits`` decimals."""
     if value is None or value == "":
         return DASH
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.{digits}f}"
+    return (f"{value:,}" if isinstance(value, int) else f"{value:,.{digits}f}").replace("-", "−")
 
 
 def points(value: float | None) -> str:
@@ -35,7 +35,7 @@ def span(rate: dict[str, Any] | None, *, scale: str = "pct") -> str:
         return ""
     if scale == "pct":
         return f"{100 * rate['low']:.1f} – {100 * rate['high']:.1f}"
-    return f"{rate['low']:.2f} – {rate['high']:.2f}"
+    return f"{rate['low']:.2f} – {rate['high']:.2f}".replace("-", "−")
 
 
 def span_points(rate: dict[str, Any] | None) -> str:

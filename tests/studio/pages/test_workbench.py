@@ -353,3 +353,29 @@ def test_background_keeps_the_last_value_while_the_next_is_made():
     with pytest.raises(ZeroDivisionError):
         background.get("new", 1, lambda: 1 / 0, wait_s=5)
     assert background.get("new", 1, lambda: "again", wait_s=5) == "again"
+
+
+def test_one_number_of_disagreements_throughout(studio):
+    base = f"/workbench/experiments/{studio.first}"
+    accuracy = studio.client.get(f"/api/evaluations/{studio.first}/metrics").json()["overall"]["accuracy"]
+    wrong = accuracy["n"] - accuracy["successes"]
+    wide = count(studio.bench, studio.first, Filter(disagreements=True, repeat=0))
+    assert wide > wrong > 0
+    text = studio.get(f"{base}/disagreements?lang=en")
+    assert f"To look at <span>{wide}</span>" in text and f"disagreements {wrong}</a>" in text
+    assert f"Run {wrong} disagreements again" in text
+    open_ = count(studio.bench, studio.first, Filter(agrees=False, repeat=0, review="none"))
+    assert f"Review {open_} disagreements" in text
+    queue = studio.client.get(f"{base}/review", headers=HTML, follow_redirects=False).headers["location"]
+    assert "agrees=0" in queue and "review=none" in queue
+
+
+def test_a_case_that_agrees_is_not_reviewed_as_if_it_differed(studio):
+    base = f"/workbench/experiments/{studio.first}/cases"
+    agreed = page(studio.bench, studio.first, Filter(agrees=True, evidence="supported", repeat=0), limit=1)["items"][0]
+    text = studio.get(f"{base}/{agreed['ordinal']}?list=disagreements&agrees=0&lang=en")
+    assert "Label and verdict are right" in text and 'value="model_right"' not in text
+    assert "not in the list: To look at" in text
+    wrong = page(studio.bench, studio.first, Filter(agrees=False, repeat=0), limit=1)["items"][0]
+    text = studio.get(f"{base}/{wrong['ordinal']}?list=disagreements&lang=en")
+    assert "Human label is right" in text and 'value="model_right"' in text and "not in the list" not in text

@@ -127,13 +127,26 @@ def bootstrap(matrix: Matrix, statistic: Callable[[Matrix], Matrix]) -> JsonDict
 
 
 def tab_counts(ctx: Context, experiment: JsonDict) -> JsonDict | None:
-    """Numbers beside the tabs: disagreements, and how many of them are reviewed."""
+    """Numbers beside tabs and on buttons.
+
+    ``disagreements`` are first repeats whose label and verdict differ, ``to_look`` has those of low confidence or
+    without a basis too; ``open`` and ``open_wide`` are the parts of both that nobody has reviewed, ``reviewed`` is
+    every reviewed case, and ``again`` the runs (of all repeats) that running the disagreements again would repeat.
+    """
 
     def make() -> JsonDict:
-        every = Filter(disagreements=True, repeat=0)
-        left = count(ctx.bench, experiment["id"], every.model_copy(update={"review": "none"}))
-        total = count(ctx.bench, experiment["id"], every)
-        return {"disagreements": total, "open": left, "reviewed": total - left}
+        differ, wide = Filter(agrees=False, repeat=0), Filter(disagreements=True, repeat=0)
+        wanted = {
+            "disagreements": differ,
+            "open": differ.model_copy(update={"review": "none"}),
+            "to_look": wide,
+            "open_wide": wide.model_copy(update={"review": "none"}),
+            "low": wide.model_copy(update={"max_confidence": experiment["params"]["low_confidence"]}),
+            "no_basis": wide.model_copy(update={"evidence": "none"}),
+            "reviewed": Filter(review="any", repeat=0),
+            "again": Filter(agrees=False, state="completed"),
+        }
+        return {name: count(ctx.bench, experiment["id"], filters) for name, filters in wanted.items()}
 
     found: JsonDict | None = cached(ctx, experiment, "tabs", make)
     return found

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.datastructures import FormData
 
 from rayrl.errors import DataError
+from rayrl.schemas import JsonDict
 from rayrl.studio.context import Context, Ctx
 from rayrl.studio.pages.shell import YEAR, back, page, texts
 from rayrl.studio.pages.workbench.common import (
@@ -24,7 +25,7 @@ from rayrl.studio.pages.workbench.common import (
     whole,
 )
 from rayrl.studio.pages.workbench.record import record_of
-from rayrl.workbench.results import Filter, case_detail, neighbours
+from rayrl.workbench.results import Filter, case_detail, listed, neighbours
 from rayrl.workbench.results import page as result_page
 from rayrl.workbench.reviews import VERDICTS, StaleReviewError, add_review
 from rayrl.workbench.store import MissingError
@@ -69,6 +70,8 @@ def render(
     detail = case_detail(ctx.bench, experiment_id, ordinal, repeat)
     before, after = neighbours(ctx.bench, experiment_id, filters, ordinal, repeat)
     query = {"list": listing, **given}
+    # a review or another run takes a case out of the list it was opened from: only what it never was in is said
+    outside = not listed(ctx.bench, experiment_id, filters.model_copy(update={"review": None}), ordinal)
 
     def at(place: tuple[int, int] | None) -> str | None:
         return None if place is None else url(experiment_id, f"/cases/{place[0]}", **query)
@@ -98,13 +101,14 @@ def render(
         attempt=attempt,
         repeat=repeat,
         listing=listing,
+        outside=outside,
         case_ordinal=ordinal,
         query=query,
         back_url=url(experiment_id, f"/{listing}", **given),
         prev_url=at(before),
         next_url=at(after),
         here_url=url(experiment_id, f"/cases/{ordinal}", **query),
-        verdicts=VERDICTS,
+        verdicts=verdicts_of(detail["result"]),
         review=detail["reviews"][-1] if detail["reviews"] else None,
         problem=problem,
         note_text=note_text,
@@ -152,9 +156,23 @@ def review(
 
 @router.get(BASE + "/review")
 def queue(ctx: Ctx, experiment_id: ExperimentId) -> Response:
-    """The first disagreement nobody has looked at."""
-    wanted = Filter(disagreements=True, review="none", repeat=0)
-    found = result_page(ctx.bench, experiment_id, wanted, limit=1)["items"]
-    if not found:
-        return back(url(experiment_id, "/disagreements"), "queue_empty")
-    return back(url(experiment_id, f"/cases/{found[0]['ordinal']}", list="disagreements", review="none"))
+    """The first disagreement nobody has reviewed; when there is none, the first of the others that want a look."""
+    for more in ({"agrees": "0"}, {}):
+        wanted = Filter(disagreements=True, review="none", repeat=0, agrees=False if more else None)
+        if found := result_page(ctx.bench, experiment_id, wanted, limit=1)["items"]:
+            place = f"/cases/{found[0]['ordinal']}"
+            return back(url(experiment_id, place, list="disagreements", **more, review="none"))
+    return back(url(experiment_id, "/disagreements"), "queue_empty")
+
+
+def verdicts_of(result: JsonDict) -> list[tuple[int, str, str]]:
+    """The verdicts that make sense for a case: (number of its key, name, message).
+
+    Who is right is a question only where label and verdict differ; a case without a label has none that could be.
+    """
+    out = []
+    for number, name in enumerate(VERDICTS, 1):
+        if (result["gold"] is None and name == "gold_right") or (result["agrees"] and name == "model_right"):
+            continue
+        out.append((number, name, "both_right" if result["agrees"] and name == "gold_right" else name))
+    return out

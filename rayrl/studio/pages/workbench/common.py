@@ -92,7 +92,7 @@ def head(ctx: Context, t: Translate, experiment_id: str, current: str) -> JsonDi
     numbers = tab_counts(ctx, experiment)
     base = url(experiment_id)
     names = {"overview": "", "disagreements": "/disagreements", "cases": "/cases", "versions": "/versions"}
-    counts = {"disagreements": (numbers or {}).get("disagreements"), "cases": experiment["n_cases"]}
+    counts = {"disagreements": (numbers or {}).get("to_look"), "cases": experiment["n_cases"]}
     keys = {"overview": "o", "disagreements": "d", "cases": "a", "versions": "v"}
     tabs: list[JsonDict] = []
     for name, path in names.items():
