@@ -95,6 +95,18 @@ def undeclared(found: JsonDict) -> list[tuple[str, Any, Any]]:
     return [d for d in found["manifest_differences"] if d[0].split(".")[0] not in EXPECTED]
 
 
+def lacking(run: JsonDict, index: RunIndex) -> bool:
+    """Whether a run nobody is writing lacks planned episodes or holds damaged lines: what is left may be easier."""
+    if run["state"] == "running" or not index.current():
+        return False
+    meta = index.meta()
+    bad = int(meta.get("malformed", 0)) + int(meta.get("foreign", 0))
+    recorded = index.query("SELECT count(*) FROM attempts WHERE result")[0][0]
+    run["lost"] = max(0, (run["expected"] or 0) - recorded)
+    run["bad_lines"] = bad + int(meta.get("torn_size", "-1") != "-1")
+    return bool(run["lost"] or run["bad_lines"])
+
+
 _RESULTS = (
     "SELECT split, task, sample, episode, success, reward, labels FROM attempts WHERE result AND success IS NOT NULL"
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+import time
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from rayrl.traces.manifest import MANIFEST, read_manifest
 from rayrl.traces.store import TRACES
 
 SUMMARY, METRICS, EVENTS = "summary.json", "metrics.jsonl", "events.jsonl"
-
+COMPACT = "traces.parquet"
+SMALL = 8_000_000
+"""Traces of so many bytes are read while a page waits."""
 
 _MANIFEST_FACTS = ("created_at", "expected", "model", "checkpoint", "level", "split", "role", "skills", "fingerprint")
 
@@ -40,12 +43,19 @@ def rate(item: JsonDict | None) -> JsonDict | None:
     return {"value": item["mean"], "low": item.get("low"), "high": item.get("high"), "n": item.get("n")}
 
 
-def runs_of(ctx: Context) -> list[JsonDict]:
-    """Facts of every run below the root, newest first; damaged ones carry a ``problem``."""
+def runs_of(ctx: Context, patience_s: float = 0.0) -> list[JsonDict]:
+    """Facts of every run below the root, newest first; damaged ones carry a ``problem``.
+
+    Small runs no page has read yet are read within ``patience_s`` all together; until then their summary is believed.
+    """
     locks = held_locks()
     found = [run_facts(place, locks) for place in walk(runs_root(ctx)) if place.is_run()]
+    until = time.monotonic() + patience_s
     for run in found:
-        recount(run, run_index(ctx, run["path"]))
+        index = run_index(ctx, run["path"])
+        if 0 < run["trace_bytes"] < SMALL and not index.current() and (left := until - time.monotonic()) > 0:
+            guarded(partial(index.update, left))
+        recount(run, index)
     return sorted(found, key=lambda run: (run["created_at"] or "", run["slug"]), reverse=True)
 
 
@@ -75,7 +85,7 @@ def run_facts(place: Place, locks: frozenset[int]) -> JsonDict:
     facts["trace_bytes"] = _stat(path / TRACES)[1]
     fresh = _stat(path / SUMMARY)[0] >= _stat(path / TRACES)[0] > 0
     summary, broken = guarded(lambda: _summary_facts(path, *_stat(path / SUMMARY)) if SUMMARY in place.files else None)
-    facts["problem"] = facts["problem"] or broken
+    facts |= {"trouble": problem, "problem": problem or broken, "claimed": None}
     live = _last_tick(path, *_stat(path / METRICS))
     facts |= {"success": None, "reward": None, "failed": None, **(summary or {})}
     facts["fresh"] = fresh and summary is not None
@@ -84,17 +94,29 @@ def run_facts(place: Place, locks: frozenset[int]) -> JsonDict:
     facts["live"] = live
     locked = _stat(path / ".lock")[2] in locks
     done = facts["expected"] is not None and facts["complete"] >= facts["expected"]
-    facts["state"] = "running" if locked else "completed" if done else "unknown" if manifest is None else "stopped"
+    left = "stopped" if manifest is not None else "unreadable" if facts["trouble"] else "unknown"
+    facts["state"] = "running" if locked else "completed" if done else left
     return facts
 
 
 def recount(run: JsonDict, index: RunIndex) -> None:
-    """Take the number of complete episodes from the index where no newer summary tells it."""
-    if run["fresh"] or not index.meta():
+    """What the traces hold counts, not what a summary or a metric says; where they disagree, ``claimed`` is its number.
+
+    Nothing changes while the traces have not been read.
+    """
+    if run["trace_bytes"]:
+        if not index.current():
+            return
+        held = int(index.query("SELECT count(*) FROM attempts WHERE result AND complete")[0][0])
+    elif (run["path"] / COMPACT).exists():
         return
-    run["complete"] = index.query("SELECT count(*) FROM attempts WHERE result AND complete")[0][0]
-    if run["state"] == "stopped" and run["expected"] is not None and run["complete"] >= run["expected"]:
-        run["state"] = "completed"
+    else:
+        held = 0
+    if run["state"] != "running" and held < run["complete"]:
+        run |= {"claimed": run["complete"], "fresh": False, "success": None, "reward": None, "failed": None}
+    run["complete"] = held
+    if run["state"] in ("stopped", "completed") and run["expected"] is not None:
+        run["state"] = "completed" if held >= run["expected"] else "stopped"
 
 
 def held_locks() -> frozenset[int]:

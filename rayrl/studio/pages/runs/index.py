@@ -90,6 +90,10 @@ class RunIndex:
             raise DataError(self.problem)
         return not (busy and thread is not None and thread.is_alive())
 
+    def current(self) -> bool:
+        """Whether all of the traces as they now lie there has been read."""
+        return bool(self.meta()) and not self._stale()
+
     def share(self) -> float:
         """How much of the file has been read, 0 to 1."""
         size = self._size()

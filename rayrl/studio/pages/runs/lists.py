@@ -38,8 +38,10 @@ def open_index(ctx: Context, run: JsonDict, wait_s: float | None = None) -> tupl
     index = of.run_index(ctx, run["path"])
     if not run["trace_bytes"]:
         return index, None, True
+    if wait_s is None:
+        wait_s = 8.0 if run["trace_bytes"] < of.SMALL else 0.15
     try:
-        return index, None, index.update(wait_s if wait_s is not None else (8.0 if run["trace_bytes"] < 8e6 else 0.15))
+        return index, None, index.update(wait_s)
     except DataError as error:
         return index, str(error), True
 
@@ -78,7 +80,7 @@ def head(ctx: Context, t: Translate, slug: str, current: str) -> JsonDict:
 @router.get("/runs")
 def index_page(request: Request, ctx: Ctx, q: str = "", state: str = "", cursor: str = "") -> Response:
     """All runs, newest first."""
-    every = of.runs_of(ctx)
+    every = of.runs_of(ctx, patience_s=1.0)
     found = [run for run in every if q.lower() in f"{run['name']} {run['model']} {run['split']}".lower()]
     found = [run for run in found if not state or run["state"] == state]
     first = next((at + 1 for at, run in enumerate(found) if run["slug"] == cursor), 0)

@@ -11,7 +11,16 @@ from rayrl.errors import DataError
 from rayrl.studio.context import Ctx
 from rayrl.studio.pages.charts import intervals
 from rayrl.studio.pages.runs import facts as of
-from rayrl.studio.pages.runs.comparing import MOVES, PAGE, answer, compared, metric_rows, moves, undeclared
+from rayrl.studio.pages.runs.comparing import (
+    MOVES,
+    PAGE,
+    answer,
+    compared,
+    lacking,
+    metric_rows,
+    moves,
+    undeclared,
+)
 from rayrl.studio.pages.runs.episodes import episode_url
 from rayrl.studio.pages.runs.lists import open_index
 from rayrl.studio.pages.shell import page, texts
@@ -36,6 +45,8 @@ def compare(
     t = texts(request)
     left, right = of.one_run(ctx, a), of.one_run(ctx, b)
     opened = [open_index(ctx, run) for run in (left, right)]
+    for run, (index, _, _) in zip((left, right), opened, strict=True):
+        of.recount(run, index)
     problem = next((text for _, text, _ in opened if text), None)
     found = None
     if problem is None:
@@ -68,6 +79,7 @@ def compare(
                 percent=False,
             ),
             "others": undeclared(found),
+            "short": [run for run, (index, _, _) in zip((left, right), opened, strict=True) if lacking(run, index)],
             "changed": changed,
             "show": show,
             "shown": changed[show][start : start + PAGE],
