@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
@@ -27,6 +28,7 @@ from rayrl.studio.pages.runs.episodes import (
 )
 from rayrl.studio.pages.runs.index import RunIndex
 from rayrl.studio.pages.runs.lists import Slug, open_index
+from rayrl.studio.pages.runs.wish import goal_of, wish_of
 from rayrl.studio.pages.shell import page
 from rayrl.workbench.store import MissingError
 
@@ -90,6 +92,7 @@ def show(request: Request, ctx: Ctx, slug: Slug, episode: str, attempt: Attempt 
         "after": near[1],
         "facts": episode_facts(record),
         "scores": scores_of(record),
+        "wish": wish(found["run"]["path"], row, record),
         "elsewhere": elsewhere(ctx, slug, row, record),
         "episode_url": episode_url,
         "skills": record.get("selected_skills") or [],
@@ -132,6 +135,12 @@ def episode_facts(record: JsonDict) -> JsonDict:
         "persona": (record.get("reset") or {}).get("persona"),
         "instruction": text_of((record.get("reset") or {}).get("instruction")),
     }
+
+
+def wish(run_dir: Path, row: JsonDict, record: JsonDict) -> JsonDict | None:
+    """Wanted against bought, where the episode is complete and its private goal is at hand."""
+    goal = goal_of(run_dir, row["episode"]) if row["complete"] else None
+    return wish_of(goal, record.get("final") or {}) if goal else None
 
 
 def scores_of(record: JsonDict) -> list[tuple[str, Any]]:
