@@ -43,7 +43,7 @@ def render(report: dict[str, Any]) -> str:
     for split, facts in report["splits"].items():
         body.append(_split(split, facts))
     body += [
-        section("Learning curves", _curves(report.get("curves", {})), note="training questions of one fold"),
+        section("Learning curves", _curves(report.get("curves", {})), note="one fold, played greedily"),
         section("Ablations", _ablations(report.get("ablations", []))),
         section("Looks at unseen questions", _ledger(report["ledger"]), note="every one, in order"),
         section("Data and settings", _facts(report)),
