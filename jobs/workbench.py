@@ -292,7 +292,7 @@ def _sample(args: argparse.Namespace) -> int:
 
 def _dataset(bench: Any, args: argparse.Namespace) -> JsonDict:
     from rayrl.config import parse_config
-    from rayrl.workbench.mapping import DEFAULT_LABELS, FieldRule, MappingProfile, suggest
+    from rayrl.workbench.mapping import FieldRule, MappingProfile, label_values, suggest, suggest_labels
     from rayrl.workbench.readers.rows import Options
 
     try:
@@ -313,8 +313,10 @@ def _dataset(bench: Any, args: argparse.Namespace) -> JsonDict:
             for target, source in sources.items()
         }
         given = {key: value.split(",") for key, value in (_pair(item, "--label") for item in args.label)}
+        if not given:
+            given = suggest_labels(label_values(table, fields["gold_route"]) if "gold_route" in fields else {})
         body = {"fields": {target: rule.model_dump() for target, rule in fields.items()}}
-        profile = parse_config({**body, "labels": given or DEFAULT_LABELS}, MappingProfile, source="--map and --label")
+        profile = parse_config({**body, "labels": given}, MappingProfile, source="--map and --label")
         bench.datasets.save_profile(profile_name, profile, table.columns)
     found: JsonDict = bench.datasets.create(
         name=name, upload=upload["sha256"], options=options, profile_name=profile_name, skip_errors=args.skip_errors
@@ -381,6 +383,9 @@ def _show(bench: Any, found: JsonDict, args: argparse.Namespace) -> None:
         ("evidence", ", ".join(f"{n} {state}" for state, n in sorted(metrics["evidence"].items()))),
     ]
     console().print(facts_table(found["name"], facts))
+    if not dataset["n_labelled"]:
+        hint = "No case has a label, so nothing is scored: name its column with --map gold_route=COLUMN (and, where"
+        console().print(f"{hint} spellings vary, the classes with --label CLASS=SPELLING,...)", markup=False)
 
 
 def _rate(rate: JsonDict) -> tuple[str, str]:

@@ -90,8 +90,16 @@ class Datasets:
         table = self.uploads.read(upload, options)
         mapped = apply_profile(table, profile)
         if mapped.n_errors and not skip_errors:
-            lines = [f"  {e['place']}: {e['field']} {_shown(e['value'])}{e['message']}" for e in mapped.errors[:10]]
-            raise DataError(f"{mapped.n_errors} of {len(table.rows)} rows cannot be used:\n" + "\n".join(lines))
+            lines = [
+                f"  {e['place']}: {e['field']}{' ' if e['field'] else ''}{_shown(e['value'])}{e['message']}"
+                for e in mapped.errors[:10]
+            ]
+            total = len(table.rows) + table.n_bad
+            raise DataError(
+                f"{mapped.n_errors} of {total} rows cannot be used:\n"
+                + "\n".join(lines)
+                + "\nmend them, or ask to leave them out (skip errors)"
+            )
         if not mapped.cases:
             raise DataError("no row gives a case; look at the preview of the mapping")
         return self.freeze(

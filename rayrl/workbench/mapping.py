@@ -42,6 +42,9 @@ SUGGESTIONS: dict[str, list[str]] = {
     "domain": ["domain", "category", "垂域", "领域", "类别"],
     "request_id": ["request_id", "rid", "requestid", "trace_id", "请求id"],
 }
+WEAK_LABELS = ["category", "class", "target", "intent", "y", "类别", "分类", "类型", "意图"]
+"""Columns that hold the label where no other one does."""
+MAX_SUGGESTED = 20
 DEFAULT_LABELS = {
     "fast": ["fast", "快", "快系统", "0", "f"],
     "slow": ["slow", "慢", "慢系统", "1", "s"],
@@ -215,7 +218,7 @@ def apply_profile(table: Table, profile: MappingProfile, *, limit: int | None = 
         DataError: a source is neither a column nor found in any row.
     """
     _check_sources(table, profile)
-    out = Mapped()
+    out = Mapped(errors=[{**row, "field": "", "value": None} for row in table.bad], n_errors=table.n_bad)
     spellings = profile.spellings()
     used = {source for rule in profile.fields.values() for source in rule.sources}
     seen: dict[str, str] = {}
@@ -325,7 +328,44 @@ def suggest(table: Table) -> dict[str, str]:
             if form in forms or form.rsplit(".", 1)[-1] in forms:
                 out[target] = name
                 break
+    if "gold_route" not in out:
+        weak = next((name for name in names if normal_label(name) in WEAK_LABELS and _few(table, name)), None)
+        if weak is not None:
+            out = {target: name for target, name in out.items() if name != weak} | {"gold_route": weak}
     return out
+
+
+def _few(table: Table, name: str) -> bool:
+    """Whether a column has few enough values, some of them more than once, to be classes."""
+    found = label_values(table, FieldRule(sources=[name]))
+    return 2 <= len(found) <= MAX_SUGGESTED and len(found) < sum(found.values())
+
+
+def label_values(table: Table, rule: FieldRule) -> dict[str, int]:
+    """What a column has for labels, each in its first spelling, with how often."""
+    found: dict[str, int] = {}
+    first: dict[str, str] = {}
+    for row in table.rows:
+        try:
+            raw = as_text(field_value(row, rule)).strip()
+        except (ValueError, RecursionError):
+            continue
+        if form := normal_label(raw):
+            name = first.setdefault(form, raw[:100])
+            found[name] = found.get(name, 0) + 1
+    return found
+
+
+def suggest_labels(values: dict[str, int]) -> dict[str, list[str]]:
+    """Classes for the values of a label column: the default ones where they fit most rows, else the values themselves.
+
+    Values that are no classes (one only, or more than 20) leave the default too; the preview then says what is wrong.
+    """
+    known = {normal_label(text) for name, texts in DEFAULT_LABELS.items() for text in [name, *texts]}
+    fit = sum(n for name, n in values.items() if normal_label(name) in known)
+    if 2 * fit > sum(values.values()) or not 2 <= len(values) <= MAX_SUGGESTED:
+        return {name: list(texts) for name, texts in DEFAULT_LABELS.items()}
+    return {name: [] for name in sorted(values)}
 
 
 def drift(known: list[str], table: Table, profile: MappingProfile) -> JsonDict:

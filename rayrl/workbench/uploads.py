@@ -11,10 +11,21 @@ from sqlalchemy.dialects.sqlite import insert
 from rayrl.errors import DataError
 from rayrl.schemas import JsonDict
 from rayrl.workbench import tables
-from rayrl.workbench.mapping import MappingProfile, apply_profile, drift, suggest
+from rayrl.workbench.mapping import (
+    FieldRule,
+    MappingProfile,
+    apply_profile,
+    drift,
+    label_values,
+    suggest,
+    suggest_labels,
+)
 from rayrl.workbench.readers.child import FORMATS, guess_format, read_file
 from rayrl.workbench.readers.rows import Limits, Options, Table
 from rayrl.workbench.store import MissingError, Store, now
+
+SAMPLE = 5000
+"""Rows that suggestions are made from."""
 
 
 class Uploads:
@@ -84,14 +95,19 @@ class Uploads:
         rows: int = 20,
     ) -> JsonDict:
         """What the file holds, what a mapping could be, and what the given one makes of it; nothing is saved."""
-        table = self.read(digest, options, keep=max(rows, 50) if profile is None else None)
+        table = self.read(digest, options, keep=max(rows, SAMPLE) if profile is None else None)
         out: dict[str, Any] = {
             **table.head(),
             "suggested": suggest(table),
             "rows": table.rows[:rows],
             "places": table.places[:rows],
         }
+        if profile is None and "gold_route" in out["suggested"]:
+            rule = FieldRule(sources=[out["suggested"]["gold_route"]])
+            out["suggested_labels"] = suggest_labels(label_values(table, rule))
         if profile is not None:
+            if "gold_route" in profile.fields:
+                out["suggested_labels"] = suggest_labels(label_values(table, profile.fields["gold_route"]))
             mapped = apply_profile(table, profile)
             out |= {
                 "cases": [case.model_dump() for case in mapped.cases[:rows]],

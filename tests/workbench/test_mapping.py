@@ -7,7 +7,17 @@ from pydantic import ValidationError
 
 from rayrl.errors import DataError
 from rayrl.workbench.cases import normal_label
-from rayrl.workbench.mapping import FieldRule, MappingProfile, apply_profile, drift, lookup, parse_path, suggest
+from rayrl.workbench.mapping import (
+    FieldRule,
+    MappingProfile,
+    apply_profile,
+    drift,
+    label_values,
+    lookup,
+    parse_path,
+    suggest,
+    suggest_labels,
+)
 from rayrl.workbench.readers.rows import Table
 
 
@@ -160,3 +170,22 @@ def test_drift_names_columns_and_labels():
 @given(st.text(max_size=30))
 def test_normal_label_is_stable(text):
     assert normal_label(normal_label(text)) == normal_label(text)
+
+
+def test_classes_come_from_the_file_unless_the_default_ones_fit():
+    rows = [{"text": str(n), "category": name} for n, name in enumerate(["spam", "ham", "Spam ", "ham"])]
+    found = table(*rows)
+    assert suggest(found) == {"query": "text", "gold_route": "category"}  # few values, and no other label column
+    values = label_values(found, FieldRule(sources=["category"]))
+    assert values == {"spam": 2, "ham": 2} and suggest_labels(values) == {"ham": [], "spam": []}
+    assert set(suggest_labels({"快": 3, "慢": 2, "也许": 1})) == {"fast", "slow"}
+    assert set(suggest_labels({"spam": 9})) == {"fast", "slow"}  # one class is none
+    unlike = table(*({"text": str(n), "category": str(n)} for n in range(4)))
+    assert suggest(unlike)["domain"] == "category"
+
+
+def test_rows_that_could_not_be_read_are_errors_like_others():
+    found = table({"q": "x"})
+    found.reject("line 3", "3 fields, but the header has 1")
+    mapped = apply_profile(found, MappingProfile(fields={"query": FieldRule(sources=["q"])}))
+    assert (len(mapped.cases), mapped.n_errors, mapped.errors[0]["place"]) == (1, 1, "line 3")

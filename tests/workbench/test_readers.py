@@ -62,9 +62,12 @@ def test_a_field_beyond_the_limit_is_named_as_that():
         read(b"id,query\n1," + b"x" * 1_000_001 + b"\n", "csv")
 
 
-def test_rows_of_another_width_name_their_line():
-    with pytest.raises(ReadError, match="line 3: 3 fields, but the header has 2"):
-        read(b"a,b\n1,2\n1,2,3\n", "csv")
+def test_rows_of_another_width_name_their_line_and_leave_the_others():
+    table = read(b"a,b\n1,2\n1,2,3\n3,4\n", "csv")
+    assert [row["a"] for row in table.rows] == ["1", "3"] and (table.n_bad, table.bad[0]["place"]) == (1, "line 3")
+    assert table.bad[0]["message"].startswith("3 fields, but the header has 2")
+    with pytest.raises(ReadError, match="line 2: 3 fields, but the header has 2"):  # nothing else is there
+        read(b"a,b\n1,2,3\n", "csv")
 
 
 def test_long_fields_line_breaks_and_delimiters_inside_quotes():
@@ -95,7 +98,7 @@ def test_line_separator_inside_a_string_is_no_line_end():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"q": 1', "line 2: no valid JSON"),
+        (b'{"q": 1', "line 2: no valid JSON at character 8: "),
         (b"[1]", "line 2: a JSON object is expected"),
         (b'{"q": NaN}', "line 2: NaN is no JSON value"),
         (b'{"q": 1, "q": 2}', "line 2: the key 'q' occurs twice"),
@@ -105,8 +108,15 @@ def test_line_separator_inside_a_string_is_no_line_end():
     ],
 )
 def test_bad_lines_are_named(line, message):
-    with pytest.raises(ReadError, match=message):
-        read(b'{"q": "ok"}\n' + line + b"\n", "jsonl")
+    if "byte" in message:  # in another encoding every line would be misread
+        with pytest.raises(ReadError, match=message):
+            read(b'{"q": "ok"}\n' + line + b"\n", "jsonl")
+        return
+    table = read(b'{"q": "ok"}\n' + line + b'\n{"q": "too"}\n', "jsonl")
+    assert [row["q"] for row in table.rows] == ["ok", "too"]
+    assert message in f"{table.bad[0]['place']}: {table.bad[0]['message']}" and table.n_bad == 1
+    with pytest.raises(ReadError, match=message.replace("line 2", "line 1")):
+        read(line + b"\n", "jsonl")
 
 
 def test_big_integers_stay_exact_and_are_warned_about():
@@ -171,9 +181,13 @@ def test_dates_are_iso_text():
 
 
 def test_formula_without_stored_result_names_its_cell_and_one_with_it_gives_it():
-    bad = workbook(("S", sheet([HEAD, (2, ['<c r="A2"><f>1+1</f></c>'])])))
-    with pytest.raises(ReadError, match="cell S!A2 holds a formula without a stored result"):
-        read(bad, "xlsx")
+    for value in ("", "<v/>", "<v></v>"):
+        rows = [HEAD, (2, [f'<c r="A2"><f>1+1</f>{value}</c>']), (3, [cell("A3", "3")])]
+        table = read(workbook(("S", sheet(rows))), "xlsx")
+        assert [row["id"] for row in table.rows] == ["3"] and table.bad[0]["place"] == "S!2"
+        assert "cell S!A2 holds a formula without a stored result" in table.bad[0]["message"]
+    empty = workbook(("S", sheet([HEAD, (2, ['<c r="A2" t="str"><f>""</f><v></v></c>', cell("B2", "q")])])))
+    assert read(empty, "xlsx").rows == [{"id": "", "query": "q"}]  # a stored result that is empty text
     good = workbook(("S", sheet([HEAD, (2, ['<c r="A2"><f>1+1</f><v>2</v></c>'])])))
     assert read(good, "xlsx").rows[0]["id"] == "2"
     broken = workbook(("S", sheet([HEAD, (2, ['<c r="B2" t="e"><v>#REF!</v></c>'])])))

@@ -101,7 +101,8 @@ def read_bytes(data: bytes, options: Options, limits: Limits) -> Table:
     else:
         table = (read_jsonl if options.format == "jsonl" else read_csv)(data, options, limits)
     if not table.rows:
-        raise ReadError("the file has no data rows")
+        first = [f"{row['place']}: {row['message']}" for row in table.bad[:1]]
+        raise ReadError(first[0] if first else "the file has no data rows")
     return table
 
 

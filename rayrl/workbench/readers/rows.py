@@ -16,6 +16,10 @@ class ReadError(Exception):
     """The file cannot be read; the message names the row and column and says what to do."""
 
 
+class RowError(ReadError):
+    """One row cannot be read; those beside it can."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """Bounds of one upload. Beyond any of them there is an error that names it."""
@@ -56,6 +60,9 @@ class Table:
     sheets: list[dict[str, Any]] = field(default_factory=list)
     merged: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    bad: list[dict[str, str]] = field(default_factory=list)
+    """Rows that could not be read, ``{place, message}``; the first 200 of them."""
+    n_bad: int = 0
     total: int | None = None
     """Rows of the file, where only the first were kept."""
 
@@ -64,6 +71,12 @@ class Table:
         kept = [f.name for f in fields(self) if f.name not in ("rows", "places", "total")]
         out = {name: getattr(self, name) for name in kept}  # asdict would copy every row first
         return {**out, "n_rows": len(self.rows) if self.total is None else self.total}
+
+    def reject(self, place: str, message: str) -> None:
+        """Note a row that cannot be read."""
+        self.n_bad += 1
+        if len(self.bad) < 200:
+            self.bad.append({"place": place, "message": message})
 
     def warn(self, text: str, *, limit: int = 50) -> None:
         """Note something the person should know; the first ``limit`` are kept."""

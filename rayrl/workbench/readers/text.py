@@ -13,7 +13,7 @@ import json
 import unicodedata
 from typing import Any
 
-from rayrl.workbench.readers.rows import MAX_SAFE_INTEGER, Limits, Options, ReadError, Table, unique_columns
+from rayrl.workbench.readers.rows import MAX_SAFE_INTEGER, Limits, Options, ReadError, RowError, Table, unique_columns
 
 _MARKS = [
     (codecs.BOM_UTF8, "utf-8"),
@@ -66,10 +66,10 @@ def _delimiter(line: str) -> str:
 
 
 def read_csv(data: bytes, options: Options, limits: Limits) -> Table:
-    """Rows of a CSV file; every value is text.
+    """Rows of a CSV file; every value is text. Rows of another width are rejected.
 
     Raises:
-        ReadError: bad encoding, quoting, row width or size; names the line.
+        ReadError: bad encoding, quoting or size; names the line. What follows an open quote cannot be told apart.
     """
     text, encoding, guessed = decode(data, options.encoding)
     if "\x00" in text:
@@ -98,10 +98,12 @@ def read_csv(data: bytes, options: Options, limits: Limits) -> Table:
                 table.columns = unique_columns(record, table.warnings)
                 continue
             if len(record) != len(table.columns):
-                raise ReadError(
-                    f"line {place}: {len(record)} fields, but the header has {len(table.columns)}; "
-                    "a value with a delimiter or line break needs quotes"
+                table.reject(
+                    f"line {place}",
+                    f"{len(record)} fields, but the header has {len(table.columns)}; "
+                    "a value with a delimiter or line break needs quotes",
                 )
+                continue
             if len(table.rows) >= limits.max_rows:
                 raise ReadError(f"line {place}: more than {limits.max_rows} rows; split the file")
             table.rows.append(dict(zip(table.columns, record, strict=True)))
@@ -118,8 +120,10 @@ def read_csv(data: bytes, options: Options, limits: Limits) -> Table:
 def read_jsonl(data: bytes, options: Options, limits: Limits) -> Table:
     """Rows of a JSON Lines file; values keep their JSON form, floats keep their spelling as text.
 
+    Lines that hold no JSON object are rejected.
+
     Raises:
-        ReadError: names the line.
+        ReadError: bad encoding or too much of something; names the line.
     """
     text_encoding = "utf-8"
     if options.encoding or data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF8)):
@@ -132,7 +136,11 @@ def read_jsonl(data: bytes, options: Options, limits: Limits) -> Table:
             continue
         if len(table.rows) >= limits.max_rows:
             raise ReadError(f"line {number}: more than {limits.max_rows} rows; split the file")
-        row = _object(line, number, table)
+        try:
+            row = _object(line, number, table)
+        except RowError as error:
+            table.reject(f"line {number}", str(error))
+            continue
         columns.update(dict.fromkeys(row))
         if len(columns) > limits.max_columns:
             raise ReadError(f"line {number}: more than {limits.max_columns} different keys")
@@ -151,14 +159,14 @@ def _object(line: bytes, number: int, table: Table) -> dict[str, Any]:
         return int(literal)
 
     def constant(literal: str) -> Any:
-        raise ReadError(f"line {number}: {literal} is no JSON value")
+        raise RowError(f"{literal} is no JSON value")
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         out = dict(items)
         if len(out) != len(items):
             names = [key for key, _ in items]
             twice = next(key for key in names if names.count(key) > 1)
-            raise ReadError(f"line {number}: the key {twice!r} occurs twice")
+            raise RowError(f"the key {twice!r} occurs twice")
         return out
 
     try:
@@ -169,11 +177,13 @@ def _object(line: bytes, number: int, table: Table) -> dict[str, Any]:
             f"line {number}, byte {error.start}: JSONL must be UTF-8; choose the encoding by hand"
         ) from None
     except RecursionError:
-        raise ReadError(f"line {number}: nested too deeply") from None
+        raise RowError("nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise RowError(f"no valid JSON at character {error.pos + 1}: {error.msg}") from None
     except ValueError as error:
-        raise ReadError(f"line {number}: no valid JSON: {error}") from None
+        raise RowError(f"no valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ReadError(f"line {number}: a JSON object is expected, found {type(value).__name__}")
+        raise RowError(f"a JSON object is expected, found {type(value).__name__}")
     if any(unicodedata.category(c) == "Cs" for c in json.dumps(value, ensure_ascii=False)):
-        raise ReadError(f"line {number}: half a surrogate pair (\\ud800 to \\udfff) is no character")
+        raise RowError("half a surrogate pair (\\ud800 to \\udfff) is no character")
     return value

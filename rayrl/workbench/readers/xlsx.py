@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import Any
 from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
-from rayrl.workbench.readers.rows import MAX_SAFE_INTEGER, Limits, Options, ReadError, Table, unique_columns
+from rayrl.workbench.readers.rows import MAX_SAFE_INTEGER, Limits, Options, ReadError, RowError, Table, unique_columns
 
 _MAIN = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 _STRICT = "{http://purl.oclc.org/ooxml/spreadsheetml/main}"
@@ -72,21 +72,26 @@ def read_xlsx(data: bytes, options: Options, limits: Limits) -> Table:
     table.sheets = [{key: s[key] for key in ("name", "kind", "state")} for s in sheets]
     if any(s["state"] != "visible" for s in worksheets):
         table.warn("there are hidden sheets: " + ", ".join(s["name"] for s in worksheets if s["state"] != "visible"))
-    cells, merged = reader.cells(sheet, table)
+    cells, merged, spoilt = reader.cells(sheet, table)
     table.merged = [f"{_letters(a)}{r}:{_letters(b)}{s}" for a, r, b, s in merged]
     if options.fill_merged:
         _fill(cells, merged, limits)
     elif merged:
         table.warn(f"{len(merged)} merged ranges ({', '.join(table.merged[:5])}): only their first cell has the value")
-    _rows(cells, table, limits)
+    _rows(cells, table, limits, spoilt)
     return table
 
 
-def _rows(cells: dict[int, dict[int, str]], table: Table, limits: Limits) -> None:
+def _rows(cells: dict[int, dict[int, str]], table: Table, limits: Limits, spoilt: dict[int, str]) -> None:
     rows = [(row, values) for row, values in sorted(cells.items()) if any(v.strip() for v in values.values())]
     if not rows:
         return
-    _, header = rows[0]
+    top, header = rows[0]
+    for row, message in sorted(spoilt.items()):
+        if row <= top:
+            raise ReadError(message)
+        table.reject(f"{table.sheet}!{row}", message)
+    rows = [rows[0], *((row, values) for row, values in rows[1:] if row not in spoilt)]
     width = max(header)
     names = unique_columns([header.get(column, "") for column in range(1, width + 1)], []) if width <= 16384 else []
     # columns without a header exist only where some row has a value in them
@@ -149,8 +154,9 @@ class _Workbook:
 
     def cells(
         self, sheet: dict[str, Any], table: Table
-    ) -> tuple[dict[int, dict[int, str]], list[tuple[int, int, int, int]]]:
-        """Sparse cells by row and column (both from 1), and merged ranges (left, top, right, bottom)."""
+    ) -> tuple[dict[int, dict[int, str]], list[tuple[int, int, int, int]], dict[int, str]]:
+        """Sparse cells by row and column (from 1), merged ranges (left, top, right, bottom), and what spoils a row."""
+        spoilt: dict[int, str] = {}
         out: dict[int, dict[int, str]] = {}
         merged: list[tuple[int, int, int, int]] = []
         row, column, count = 0, 0, 0
@@ -168,13 +174,17 @@ class _Workbook:
                 column, row = _place(reference)
             else:
                 column += 1
-            value = self._value(element, f"{sheet['name']}!{_letters(column)}{row}", table)
+            try:
+                value = self._value(element, f"{sheet['name']}!{_letters(column)}{row}", table)
+            except RowError as error:
+                spoilt.setdefault(row, str(error))
+                continue
             if value != "":
                 count += 1
                 if count > self.limits.max_rows * 50:
                     raise ReadError(f"sheet {sheet['name']!r} has more than {self.limits.max_rows * 50} filled cells")
                 out.setdefault(row, {})[column] = value
-        return out, merged
+        return out, merged, spoilt
 
     def _value(self, cell: Element, where: str, table: Table) -> str:
         kind = cell.get("t", "n")
@@ -187,11 +197,9 @@ class _Workbook:
                 formula = True
             elif tag == "is":
                 raw, kind = _text(child), "str"
+        if formula and (raw is None or (raw == "" and kind != "str")):
+            raise RowError(f"cell {where} holds a formula without a stored result; open and save it in a spreadsheet")
         if raw is None:
-            if formula:
-                raise ReadError(
-                    f"cell {where} holds a formula without a stored result; open and save it in a spreadsheet"
-                )
             return ""
         if kind == "s":
             strings = self._strings()
@@ -201,7 +209,7 @@ class _Workbook:
         elif kind == "b":
             value = "TRUE" if raw == "1" else "FALSE"
         elif kind == "e":
-            raise ReadError(f"cell {where} holds the error {raw}")
+            raise RowError(f"cell {where} holds the error {raw}")
         elif kind == "n":
             value = self._number(raw, _whole(cell.get("s"), 0, f"the style of cell {where}"), where, table)
         else:

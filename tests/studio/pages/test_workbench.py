@@ -379,3 +379,17 @@ def test_a_case_that_agrees_is_not_reviewed_as_if_it_differed(studio):
     wrong = page(studio.bench, studio.first, Filter(agrees=False, repeat=0), limit=1)["items"][0]
     text = studio.get(f"{base}/{wrong['ordinal']}?list=disagreements&lang=en")
     assert "Human label is right" in text and 'value="model_right"' in text and "not in the list" not in text
+
+
+def test_ragged_rows_and_foreign_labels_by_form(studio):
+    data = b"id,text,category\n1,win money,spam\n2,hello,ham\n3,a,b,c\n4,hi,ham\n"
+    location = studio.post("/workbench/datasets", files={"file": ("mail.csv", data)})
+    text = studio.get(location + "?lang=en")
+    assert "3 cases, 1 rows with errors, 0 without a label" in text and "4 fields, but the header has 3" in text
+    assert "leave out 1 row with an error" in text and "ham = \nspam = " in text
+    fields = {"m.query": "text", "m.gold_route": "category", "labels": "ham =\nspam =", "name": "mail"}
+    assert "1 of 4 rows cannot be used" in studio.post(location, fields, 422)
+    kept = studio.post(location, fields | {"skip_errors": "1"})
+    made = studio.bench.datasets.get(re.search(r"ds_\w{16}", kept)[0])
+    assert (made["n_cases"], made["n_labelled"], made["n_rejected"]) == (3, 3, 1)
+    assert "No case has a label" in studio.get(f"{location}?lang=en&m.query=text&labels=a%0Ab")

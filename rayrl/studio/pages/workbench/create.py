@@ -114,9 +114,14 @@ def show_mapping(
             known = saved["columns"] or None
         if chosen is None:
             preview = bench.uploads.preview(upload_id, options, None, rows=8)
-            chosen = suggested(preview["suggested"])
+            chosen = suggested(preview["suggested"], preview.get("suggested_labels"))
         if chosen is not None:
             preview = bench.uploads.preview(upload_id, options, chosen, known=known, rows=8)
+            own = preview.get("suggested_labels")
+            # the default classes stand in the form only until somebody chooses a column with other values
+            if request.method == "GET" and known is None and own and chosen.labels == DEFAULT_LABELS != own:
+                chosen = chosen.model_copy(update={"labels": own})
+                preview = bench.uploads.preview(upload_id, options, chosen, known=known, rows=8)
     except UserError as error:
         problem = problem or str(error)
         chosen = None
@@ -130,12 +135,12 @@ def show_mapping(
     return page(request, "workbench/mapping.html", status=status, preview=preview, form=form, problem=problem, **facts)
 
 
-def suggested(found: dict[str, str]) -> MappingProfile | None:
+def suggested(found: dict[str, str], labels: dict[str, list[str]] | None = None) -> MappingProfile | None:
     """A mapping out of the suggestions for each field, if there is one for the query."""
     if "query" not in found:
         return None
     rules = {t: FieldRule(sources=[s], transforms=["json"] if t in AS_JSON else ["strip"]) for t, s in found.items()}
-    return MappingProfile(fields=rules)
+    return MappingProfile(fields=rules, labels=labels or DEFAULT_LABELS)
 
 
 def form_values(fields: Fields, profile: MappingProfile | None, found: dict[str, str]) -> JsonDict:
