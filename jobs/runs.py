@@ -87,10 +87,19 @@ def _list(root: Path, as_json: bool) -> int:
         console().print(f"no runs under {root} (choose another root with --root, or set RAYRL_RUNS)")
         return 0
     table = Table(
-        "experiment", "split", "model", "episodes", "traces", "fingerprint", "created", title=f"Runs in {root}"
+        "folder",
+        "experiment",
+        "split",
+        "model",
+        "episodes",
+        "traces",
+        "fingerprint",
+        "created",
+        title=f"Runs in {root}",
     )
     for row in rows:
         table.add_row(
+            Path(row["directory"]).name,
             row["experiment"],
             f"{row['split']} ({row['role']})",
             str(row["model"]),

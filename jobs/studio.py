@@ -1,4 +1,4 @@
-"""``rayrl studio``: the workbench as a web application on this machine."""
+"""``rayrl studio``: runs, training, arena, skills and the workbench as a web application on this machine."""
 
 from __future__ import annotations
 
@@ -54,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
         deployed[name] = folder
     raw |= {"skills": deployed, "skill_roots": [*raw.get("skill_roots", []), *args.skill_root]}
     config = parse_config(raw, StudioConfig, source=str(args.config or "rayrl studio"))
+    if not Path(config.runs).expanduser().is_dir():
+        print(f"rayrl studio: the runs folder {config.runs} does not exist; the pages stay empty", file=sys.stderr)
     token = os.environ.get(config.token_env) or None
     bench = Workbench(config.root, limits=Limits(max_bytes=config.max_upload_mb * 1024 * 1024))
     root = bench.store.root

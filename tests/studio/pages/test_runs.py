@@ -14,6 +14,7 @@ from rayrl.export.filters import Filter
 from rayrl.studio.app import create_app
 from rayrl.studio.config import StudioConfig
 from rayrl.studio.pages.places import resolve, walk
+from rayrl.studio.pages.runs.comparing import metric_rows
 from rayrl.studio.pages.runs.episodes import Choice, positions
 from rayrl.studio.pages.runs.index import RunIndex
 from rayrl.testing.traces import TraceRecipe, write_run
@@ -308,3 +309,11 @@ def test_the_comparison_names_unexpected_differences(root, tmp_path, client):
         assert "also differ in limits" in get(client, "/runs/-/compare?a=worse&b=better")
     finally:
         path.write_bytes(kept)
+
+
+def test_no_mark_where_the_adjusted_p_says_nothing():
+    def item(p, p_holm):
+        return {"mean_a": 1.0, "mean_b": 2.0, "difference": {"mean": 1.0, "low": 0.1, "high": 1.9}, "p": p, "p_holm": p_holm}  # fmt: skip
+
+    rows = metric_rows({"metrics": {"reward": item(0.01, 0.03), "prompt_tokens": item(0.04, 0.1)}})
+    assert [row["sure"] for row in rows] == [True, False]

@@ -114,6 +114,21 @@ def test_runs_of_the_same_tasks_meet_and_lead_to_their_comparison(client):
     main(client, "/arena/runs/000000000000", 404)
 
 
+def test_the_arena_and_the_comparison_have_the_same_interval(client):
+    url = next(u for u in re.findall(r"/arena/runs/\w+", main(client, "/arena")))
+    arena = main(client, f"{url}?metric=reward")
+    span = re.search(r"compare\?a=worse&amp;b=better.*?<small>(.*?)</small>", arena, re.S)[1]
+    low, high = span.split(" – ")
+    page = client.get("/runs/-/compare?a=worse&b=better&metric=reward").text
+    assert f"95 % interval {low} to {high}" in page
+
+
+def test_a_ceiling_is_out_of_contest_and_empty_columns_are_left_out(client):
+    page = main(client, "/arena/training/quick")
+    assert "out of contest" in page and "only the other right" not in page
+    assert "only the other right" in main(client, "/arena/crossfit/cf")
+
+
 # ---- skills ---------------------------------------------------------------------------------------------------------
 def test_banks_gates_and_what_was_edited_by_hand(client):
     page = main(client, "/skills")

@@ -323,7 +323,9 @@ def paired(row: Any, column: Any, metric: str) -> JsonDict:
     left, right = ({r[:3]: r[3] for r in index.query(sql) if r[3] is not None} for index in (row, column))
     keys = sorted(left.keys() & right.keys())
     x, y = np.array([right[k] for k in keys], dtype=float), np.array([left[k] for k in keys], dtype=float)
-    found = paired_difference(x, y, [f"{k[0]}:{k[1]}" for k in keys]).as_dict()["difference"]
+    # numbered in the order of the comparison's page: the bootstrap then draws the same tasks and both pages agree
+    tasks = {task: n for n, task in enumerate(dict.fromkeys(k[:2] for k in keys))}
+    found = paired_difference(x, y, np.array([tasks[k[:2]] for k in keys])).as_dict()["difference"]
     cell: JsonDict = {"value": found["mean"], "low": found["low"], "high": found["high"], "n": len(keys), "p": None}
     if metric == "success":
         cell |= {"only_row": int(((y == 1) & (x == 0)).sum()), "only_column": int(((x == 1) & (y == 0)).sum())}

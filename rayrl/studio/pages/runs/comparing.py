@@ -7,6 +7,7 @@ from typing import Any
 from rayrl.evaluation.comparable import manifest_differences
 from rayrl.evaluation.compare import LOWER_IS_BETTER, compare_rows
 from rayrl.evaluation.sources import find_sources, read_rows, split_unusable
+from rayrl.evaluation.statistics import LEVEL
 from rayrl.schemas import JsonDict
 from rayrl.studio.pages.background import BACKGROUND
 from rayrl.studio.pages.language import Translate
@@ -84,10 +85,16 @@ def metric_rows(found: JsonDict) -> list[JsonDict]:
                 "p": item["p"],
                 "p_holm": item.get("p_holm"),
                 "lower": name in LOWER_IS_BETTER,
-                "sure": d["low"] is not None and (d["low"] > 0 or d["high"] < 0),
+                "sure": d["low"] is not None and (d["low"] > 0 or d["high"] < 0) and _significant(item),
             }
         )
     return out
+
+
+def _significant(item: JsonDict) -> bool:
+    """Whether the p-value beside the mark, adjusted over all metrics, agrees with it."""
+    p = item.get("p_holm", item["p"])
+    return p is not None and p < 1 - LEVEL
 
 
 def undeclared(found: JsonDict) -> list[tuple[str, Any, Any]]:

@@ -73,16 +73,17 @@ def _many(
     part: str, wanted: list[str], hits: list[bool], held: list[str], detail: JsonDict, count: str, score: str
 ) -> list[JsonDict]:
     """A row per attribute or option. What the reward counted decides; the record says which ones as far as it can."""
-    n = detail.get(count)
-    if not _number(n) and _number(detail.get(score)):
-        n = round(float(detail[score]) * len(wanted))
+    counted, share = detail.get(count), detail.get(score)
+    n: int | None = int(counted) if isinstance(counted, int) else None
+    if n is None and isinstance(share, int | float):
+        n = round(float(share) * len(wanted))
     sure = bool(hits) and (n is None or n == sum(hits))
     rows = []
     for at, one in enumerate(wanted):
         ok: bool | None = None
         if hits and n in (0, len(wanted)):
             ok = n != 0
-        elif sure or (hits and hits[at] and _number(n) and n > sum(hits)):
+        elif sure or (hits and hits[at] and n is not None and n > sum(hits)):
             ok = hits[at]
         rows.append({**_row(part, one, ", ".join(held)), "ok": ok})
     return rows
