@@ -24,7 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "replay": ("jobs.replay", "run an episode again against its recorded model outputs, and diff"),
     "export": ("jobs.export", "SFT, GRPO, DPO records and slime samples from runs"),
     "workbench": ("jobs.workbench", "evaluate a Skill on labelled data, compare versions, export"),
-    "studio": ("jobs.studio", "the workbench as a web application on this machine"),
+    "studio": ("jobs.studio", "web application: runs, training, arena, skills and the Skill evaluation workbench"),
     "skills": ("jobs.skills", "build, gate, show, review banks of skills; snapshot, lint, diff Skill folders"),
     "pipeline": ("jobs.pipeline", "the loop: rollouts, diagnosis, candidates, gate, bank, selector, evaluation"),
     "calls": ("jobs.calls", "accuracy of tool choice and arguments where the right call is known"),

@@ -121,11 +121,13 @@ def _run(bench: Any, args: argparse.Namespace) -> int:
     if args.experiment is None:
         if args.data is None or args.skill is None:
             raise UserError("give a data file and --skill, or --experiment ID to go on with one")
-        dataset = _dataset(bench, args)
+        from rayrl.workbench.snapshots import snapshot_label
+
+        dataset, snapshot = _dataset(bench, args), _snapshot(bench, args.skill)
         made = bench.experiments.create(
-            name=args.name or args.data.stem,
+            name=f"{args.name or args.data.stem} · {snapshot_label(snapshot)}",
             dataset_id=dataset["id"],
-            snapshot_id=_snapshot(bench, args.skill)["id"],
+            snapshot_id=snapshot["id"],
             model=args.model,
             params=_params(args),
             concurrency=args.concurrency,

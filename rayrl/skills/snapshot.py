@@ -82,7 +82,8 @@ def take_folder(folder: Path) -> Taken:
     """
     folder = Path(folder).expanduser()
     if not folder.is_dir():
-        raise DataError(f"Skill folder {folder} does not exist")
+        what = "is no folder; name the folder that holds SKILL.md" if folder.exists() else "does not exist"
+        raise DataError(f"Skill folder {folder} {what}")
     folder = folder.resolve()
     top = _git_or_none(folder, "rev-parse", "--show-toplevel")
     found: dict[str, tuple[str, bytes]] = {}

@@ -141,6 +141,6 @@ def _body(
 ) -> Response:
     shown = message.encode("utf-8", "replace").decode()
     if shell.wants_page(request):
-        return shell.error_page(request, status, shown)
+        return shell.error_page(request, status, shown, kind)
     content = {"error": {"type": kind, "message": shown, "detail": detail}}
     return JSONResponse(content, status_code=status, headers=headers)

@@ -108,6 +108,8 @@ class Supervisor:
         with self.store.read() as connection:
             query = select(_E.c.id, _E.c.driver, _E.c.driver_until).where(_E.c.state == "running")
             rows = connection.execute(query).all()
+        for experiment_id in [key for key, handle in self._handles.items() if not handle.alive()]:
+            del self._handles[experiment_id]  # asking has reaped its process
         started = []
         for row in rows:
             handle = self._handles.get(row.id)

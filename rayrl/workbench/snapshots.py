@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rayrl.workbench.store import MissingError, Store, now
 
 _S = tables.snapshots
 FOLDER = "skill_snapshots"
+_VERSION = re.compile(r"^[vV]?\d[\w.-]{0,30}$")
 
 
 class Snapshots:
@@ -133,6 +135,27 @@ class Snapshots:
             "text": part,
             "html": render(part) if path.endswith(".md") else None,
         }
+
+
+def snapshot_label(snapshot: JsonDict) -> str:
+    """A Skill and its version: the tag, else the beginning of its content hash, which no two contents share.
+
+    A folder above it that is named like a version (``v2``) is said too, and so is that it is a draft.
+    """
+    version = snapshot["git_tag"] or snapshot["content_sha256"][:7]
+    above = Path(str(snapshot["source"] or "").rpartition(":")[2]).parent.name
+    folder = f" {above}" if _VERSION.match(above) and above != version else ""
+    return f"{snapshot['name']}{folder} @ {version}" + (" (draft)" if snapshot["status"] == "draft" else "")
+
+
+def distinct_contents(rows: list[JsonDict], keep: str = "") -> list[JsonDict]:
+    """Snapshots with equal contents folded into one: the one of id ``keep``, else the first."""
+    out: dict[tuple[str, str], JsonDict] = {}
+    for row in rows:
+        key = (row["name"], row["content_sha256"])
+        if key not in out or row["id"] == keep:
+            out[key] = row
+    return list(out.values())
 
 
 def get_snapshot(connection: Connection, snapshot_id: str) -> JsonDict:

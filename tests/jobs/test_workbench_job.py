@@ -117,6 +117,7 @@ def test_missing_things_are_named(ask, place, ids):
     for words, message in [
         (["run", place / "nope.csv", "--skill", skill(place)], "No such file"),
         (["run", place / "cases.csv", "--skill", place / "v1"], "there is fast-slow-routing/SKILL.md"),
+        (["run", place / "cases.csv", "--skill", place / "cases.csv"], "is no folder; name the folder that holds"),
         (["run"], "give a data file and --skill"),
         (["compare", "ex_a", "ex_b"], "there is no experiment 'ex_a'"),
         (["export", ids[1], "--kind", "compare", "--out", place / "x.csv"], "--kind compare needs --with"),
@@ -134,3 +135,13 @@ def test_skill_commands(ask, place):
     assert change["sections"] == ["knowledge/地图能力.md#到达电量预估"]
     code, found = ask("skills", "verify", place / "nope", store=False)
     assert code == 2 and "its manifest cannot be read" in found["error"]["message"]
+
+
+def test_labels_of_another_kind_and_ragged_rows(ask, place):
+    path = place / "mail.csv"
+    path.write_text("id,text,kind\n1,win money,spam\n2,hello,ham\n3,a,b,c\n4,hi,ham\n")
+    words = ["workbench", "run", path, "--skill", skill(place), "--map", "gold_route=kind", "--skip-errors"]
+    code, found = ask(*words)
+    assert code == 0 and found["metrics"]["denominators"]["scored"] == 3
+    assert found["metrics"]["overall"]["confusion"]["labels"][:2] == ["ham", "spam"]
+    assert "v1 @ " in found["experiment"]["name"]  # two versions of a Skill have two names

@@ -11,6 +11,7 @@ from rayrl.errors import DataError, RunConflictError
 from rayrl.schemas import EpisodeJob, ModelOutput, ToolCall
 from rayrl.workbench.driver import Driver
 from rayrl.workbench.experiments import Params
+from rayrl.workbench.launcher import Supervisor
 from rayrl.workbench.reader import ScriptedReader
 from rayrl.workbench.results import Filter, case_detail, page
 from rayrl.workbench.samples import skill_folder
@@ -215,3 +216,22 @@ def test_old_experiment_survives_an_edit_of_the_skill(bench, tmp_path):
     again = [(r["case_id"], r["prediction"], r["reason"]) for r in page(bench, clone["id"], Filter())["items"]]
     assert again == first
     assert bench.snapshots.file(before["id"], "SKILL.md")["text"].startswith("---")
+
+
+def test_finished_drivers_are_reaped(bench):
+    asked = []
+
+    class Done:
+        def alive(self):
+            asked.append(1)  # of a process: asking reaps it
+            return False
+
+        def stop(self, timeout_s):
+            raise AssertionError("it has ended already")
+
+    made = sample_experiment(bench, dataset=sample_dataset(bench, 4), start=True)
+    supervisor = Supervisor(bench.store, lambda _: Done())
+    assert supervisor.look() == [made["id"]]
+    bench.experiments.move(made["id"], "cancel")
+    assert supervisor.look() == [] and asked
+    supervisor.stop(0)

@@ -170,8 +170,12 @@ def wants_page(request: Request) -> bool:
     return not request.url.path.startswith("/api") and "text/html" in request.headers.get("accept", "")
 
 
-def error_page(request: Request, status: int, message: str) -> HTMLResponse:
-    """What went wrong, as a page."""
+def error_page(request: Request, status: int, message: str, kind: str = "") -> HTMLResponse:
+    """What went wrong, as a page. What the framework says about addresses is put in plain words."""
+    if kind == "Invalid" and request.method == "GET":
+        message = texts(request)("shell.error.bad_address")
+    elif kind == "Http" and status in (404, 405):
+        message = texts(request)("shell.error.no_page")
     return page(request, "error.html", status=status, code=status, message=message)
 
 

@@ -393,3 +393,37 @@ def test_ragged_rows_and_foreign_labels_by_form(studio):
     made = studio.bench.datasets.get(re.search(r"ds_\w{16}", kept)[0])
     assert (made["n_cases"], made["n_labelled"], made["n_rejected"]) == (3, 3, 1)
     assert "No case has a label" in studio.get(f"{location}?lang=en&m.query=text&labels=a%0Ab")
+
+
+def test_versions_can_be_told_apart_and_equal_contents_are_one_choice(studio):
+    text = studio.get(f"/workbench/experiments/{studio.first}/clone?lang=en")
+    choices = re.findall(r'<option value="sk_\w+"[^>]*>([^<]*)<', text)
+    versions = [re.search(rf"{SKILL} (v\d) @ ", choice)[1] for choice in choices]
+    assert sorted(versions) == ["v1", "v2"] and "as before" in text
+
+
+def test_addresses_that_lead_nowhere_are_said_in_plain_words(studio):
+    base = f"/workbench/experiments/{studio.first}"
+    assert "There is no such page" in studio.get(f"{base}/figures?lang=en", 405)
+    text = studio.get("/workbench/experiments/ex_1?lang=en", 422)
+    assert "a mistyped or shortened id" in text and "String should match" not in text
+    assert "地址中有一部分不正确" in studio.get("/workbench/experiments/ex_1?lang=zh", 422)
+
+
+def test_overview_and_comparison_lead_to_exports_and_terms(studio):
+    text = studio.get(f"/workbench/experiments/{studio.first}")
+    text += studio.get(f"/workbench/compare?a={studio.first}&b={studio.second}")
+    assert "/cases#exports" in text and f"/api/evaluations/{studio.first}/bundle" in text
+    glossary = studio.get("/help/glossary")
+    linked = set(re.findall(r'href="/help/glossary#([\w-]+)"', text))
+    assert {"macro-f1", "kappa", "discordant", "flips"} <= linked
+    assert all(f'id="{anchor}"' in glossary for anchor in linked)
+
+
+def test_a_second_click_on_the_sample_makes_no_second_experiment(tmp_path):
+    made = Studio(tmp_path / "store")
+    made.app.state.context.supervisor = None
+    made.client = TestClient(made.app, base_url="http://127.0.0.1")  # not entered: no supervisor runs it
+    assert made.post("/workbench/sample") == made.post("/workbench/sample")
+    assert len(made.bench.experiments.page()) == 1
+    made.bench.close()

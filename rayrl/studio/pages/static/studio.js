@@ -4,6 +4,11 @@
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
   const one = (selector, root = document) => root.querySelector(selector);
 
+  // what was said once, and what a cookie keeps, does not stay in the address
+  const address = new URL(location.href);
+  for (const name of ["note", "lang", "theme"]) address.searchParams.delete(name);
+  if (address.href !== location.href) history.replaceState(history.state, "", address);
+
   // ---- keyboard -------------------------------------------------------------------------------------------------
   const typing = (node) => node && (node.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(node.tagName));
 

@@ -136,10 +136,9 @@ def review(
             reviewer=reviewer,
             expected_version=whole(form, "version", 0),
         )
-    except StaleReviewError as error:
-        return render(
-            request, ctx, experiment_id, ordinal, problem=str(error), status=412, note_text=field(form, "note")
-        )
+    except StaleReviewError:
+        stale = texts(request)("workbench.stale_review")
+        return render(request, ctx, experiment_id, ordinal, problem=stale, status=412, note_text=field(form, "note"))
     except MissingError:
         raise
     except DataError as error:

@@ -14,6 +14,7 @@ from rayrl.studio.context import Context
 from rayrl.studio.pages.language import Translate
 from rayrl.studio.pages.workbench.analysis import tab_counts
 from rayrl.workbench.results import Filter
+from rayrl.workbench.snapshots import snapshot_label
 
 ExperimentId = Annotated[str, Path(pattern=r"^ex_[0-9a-f]{16}$")]
 Ordinal = Annotated[int, Path(ge=0, le=10**9)]
@@ -71,12 +72,6 @@ def filters_of(request: Request, only: str) -> tuple[Filter, dict[str, str]]:
     except ValueError:
         raise DataError("a filter has a value that is not possible; remove it from the address") from None
     return found, given
-
-
-def snapshot_label(snapshot: JsonDict) -> str:
-    """A Skill and its version: the tag, else the beginning of its content hash, which no two contents share."""
-    version = snapshot["git_tag"] or snapshot["content_sha256"][:7]
-    return f"{snapshot['name']} @ {version}" + ("*" if snapshot["status"] == "draft" else "")
 
 
 def parts(ctx: Context, experiment: JsonDict) -> JsonDict:

@@ -18,13 +18,14 @@ from rayrl.studio.pages.background import BACKGROUND
 from rayrl.studio.pages.language import Translate
 from rayrl.studio.pages.shell import back, page, texts, url_with
 from rayrl.studio.pages.workbench.analysis import SMALL, headline, last_event, wait
-from rayrl.studio.pages.workbench.common import day, field, file_url, form_of, parts, snapshot_label, whole
+from rayrl.studio.pages.workbench.common import day, field, file_url, form_of, parts, whole
 from rayrl.studio.requests import ExperimentId
 from rayrl.workbench import tables
 from rayrl.workbench.compare import GROUPS, compare
 from rayrl.workbench.experiments import Params
 from rayrl.workbench.matrix import create_matrix
 from rayrl.workbench.metrics import rate
+from rayrl.workbench.snapshots import distinct_contents, snapshot_label
 from rayrl.workbench.workbench import Workbench
 
 router = APIRouter(include_in_schema=False)
@@ -188,7 +189,7 @@ def show_matrix(request: Request, ctx: Context, table: list[JsonDict], problem: 
         cells=cells,
         problem=problem,
         datasets=ctx.bench.datasets.all(),
-        snapshots=[{**row, "label": snapshot_label(row)} for row in ctx.bench.snapshots.all()],
+        snapshots=[{**row, "label": snapshot_label(row)} for row in distinct_contents(ctx.bench.snapshots.all())],
         profiles=sorted({row["name"] for row in ctx.bench.models.all()}),
         live=any(row["state"] in ("created", "running") or row["accuracy"] is None for row in table),
     )

@@ -13,10 +13,11 @@ from rayrl.errors import DataError, UserError
 from rayrl.schemas import JsonDict
 from rayrl.studio.context import Context, Ctx
 from rayrl.studio.pages.shell import back, page
-from rayrl.studio.pages.workbench.common import field, form_of, snapshot_label, url, whole
+from rayrl.studio.pages.workbench.common import field, form_of, url, whole
 from rayrl.workbench.experiments import Params
 from rayrl.workbench.mapping import DEFAULT_LABELS, TARGETS, FieldRule, MappingProfile
 from rayrl.workbench.readers.rows import Options
+from rayrl.workbench.snapshots import distinct_contents, snapshot_label
 
 router = APIRouter(include_in_schema=False)
 UploadId = Annotated[str, PathPart(pattern=r"^[0-9a-f]{64}$")]
@@ -191,7 +192,10 @@ def configure(request: Request, ctx: Ctx) -> Response:
 def show_configure(request: Request, ctx: Context, given: dict[str, str], problem: str = "") -> Response:
     """The form of an experiment."""
     bench = ctx.bench
-    snapshots = [{**row, "label": snapshot_label(row)} for row in bench.snapshots.all()]
+    snapshots = [
+        {**row, "label": snapshot_label(row)}
+        for row in distinct_contents(bench.snapshots.all(), given.get("snapshot", ""))
+    ]
     return page(
         request,
         "workbench/configure.html",

@@ -25,7 +25,6 @@ from rayrl.studio.pages.workbench.common import (
     form_of,
     head,
     parts,
-    snapshot_label,
     url,
     whole,
 )
@@ -34,6 +33,7 @@ from rayrl.workbench.experiments import get_experiment
 from rayrl.workbench.metrics import NONE, OTHER
 from rayrl.workbench.results import page as result_page
 from rayrl.workbench.reviews import repair
+from rayrl.workbench.snapshots import distinct_contents, snapshot_label
 
 router = APIRouter(include_in_schema=False)
 BASE = "/workbench/experiments/{experiment_id}"
@@ -249,7 +249,10 @@ def clone_form(request: Request, ctx: Ctx, experiment_id: ExperimentId) -> Respo
 def show_clone(request: Request, ctx: Context, experiment_id: str, problem: str = "") -> Response:
     """The form of a clone; the other snapshot of the same Skill is suggested."""
     top = head(ctx, texts(request), experiment_id, "")
-    snapshots = [{**row, "label": snapshot_label(row)} for row in ctx.bench.snapshots.all()]
+    snapshots = [
+        {**row, "label": snapshot_label(row)}
+        for row in distinct_contents(ctx.bench.snapshots.all(), top["snapshot"]["id"])
+    ]
     mine = top["snapshot"]
     other = next((s["id"] for s in snapshots if s["id"] != mine["id"] and s["name"] == mine["name"]), mine["id"])
     return page(

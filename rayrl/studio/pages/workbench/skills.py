@@ -15,8 +15,9 @@ from rayrl.skills.diff import diff_skills
 from rayrl.skills.markdown import resolve
 from rayrl.studio.context import Context, Ctx
 from rayrl.studio.pages.shell import back, page
-from rayrl.studio.pages.workbench.common import field, form_of, snapshot_label
+from rayrl.studio.pages.workbench.common import field, form_of
 from rayrl.workbench import tables
+from rayrl.workbench.snapshots import snapshot_label
 
 router = APIRouter(include_in_schema=False)
 SnapshotId = Annotated[str, PathPart(pattern=r"^sk_[0-9a-f]{16}$")]
