@@ -31,7 +31,11 @@ from rayrl.workbench.store import MissingError
 NAMES = ("workbench", "runs", "training", "arena", "skills", "help")
 THEMES = ("auto", "light", "dark")
 HERE = Path(__file__).parent
-STATIC = {"studio.css": "text/css; charset=utf-8", "studio.js": "text/javascript; charset=utf-8"}
+STATIC = {
+    "studio.css": "text/css; charset=utf-8",
+    "noscript.css": "text/css; charset=utf-8",
+    "studio.js": "text/javascript; charset=utf-8",
+}
 YEAR = 365 * 24 * 3600
 shared = APIRouter(include_in_schema=False)
 
