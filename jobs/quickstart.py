@@ -107,7 +107,7 @@ def local_model(context: Context) -> JsonDict:
         context.out.print(reason, markup=False)
         return {"skipped": reason}
     result = _roll_out(
-        context, LOCAL_CONFIG, ["experiment.name=quickstart-local-llm", "tasks.sample_size=2", "runtime.max_actions=5"]
+        context, LOCAL_CONFIG, ["experiment.name=quickstart-local-llm", "tasks.sample_size=2", "runtime.max_actions=3"]
     )
     _say_run(context, "SmolLM2-135M, a real but weak model", result)
     context.runs["local-llm"] = result
