@@ -31,6 +31,9 @@ def client(tmp_path_factory):
         (root / name / "manifest.json").write_bytes(data)
     for name in ("cut", "middle"):
         (root / name / "summary.json").touch()  # newer than the traces, as after copying
+    write_run(root / "pipe" / "gate" / "runs" / "one", TraceRecipe(experiment="one", tasks=3))
+    (root / "pipe" / "state.json").write_bytes(b"{}")
+    (root / "pipe" / "gate" / "gate.json").write_bytes(b"{}")
     bench, made = serve(root, tmp_path_factory.mktemp("store"))
     with made:
         yield made
@@ -64,3 +67,12 @@ def test_a_comparison_with_a_damaged_run_warns(client):
 def test_a_manifest_nobody_can_read_is_not_no_manifest(client, name):
     assert "manifest unreadable" in row(client, name) and "no manifest" not in row(client, name)
     assert client.get(f"/runs/{name}").status_code == 200
+
+
+def test_runs_of_a_pipeline_are_folded_and_last_to_choose(client):
+    page = client.get("/runs").text
+    assert "1 run inside pipe<" in page and ">pipe/gate/runs/one</a>" not in page
+    assert ">pipe/gate/runs/one</a>" in client.get("/runs?inside=pipe").text
+    assert ">pipe/gate/runs/one</a>" in client.get("/runs?q=pipe").text
+    chosen = client.get("/runs/-/compare").text.partition("<select")[2].partition("</select>")[0]
+    assert chosen.rstrip().endswith(">pipe/gate/runs/one</option>") and "selected" in chosen

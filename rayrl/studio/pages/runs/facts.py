@@ -13,13 +13,15 @@ from rayrl.evaluation.summary import summarize
 from rayrl.schemas import JsonDict
 from rayrl.studio.context import Context
 from rayrl.studio.pages.background import BACKGROUND
-from rayrl.studio.pages.places import Place, guarded, read_lines, read_object, resolve, walk
+from rayrl.studio.pages.places import SEPARATOR, Place, guarded, read_lines, read_object, resolve, walk
 from rayrl.studio.pages.runs.index import RunIndex, index_of
 from rayrl.traces.manifest import MANIFEST, read_manifest
 from rayrl.traces.store import TRACES
 
 SUMMARY, METRICS, EVENTS = "summary.json", "metrics.jsonl", "events.jsonl"
 COMPACT = "traces.parquet"
+OWNER = frozenset({"gate.json", "evaluation.json", "state.json"})
+"""A folder with one of these is a skill pipeline or gate; the runs inside are its own."""
 SMALL = 8_000_000
 """Traces of so many bytes are read while a page waits."""
 
@@ -48,8 +50,11 @@ def runs_of(ctx: Context, patience_s: float = 0.0) -> list[JsonDict]:
 
     Small runs no page has read yet are read within ``patience_s`` all together; until then their summary is believed.
     """
-    locks = held_locks()
-    found = [run_facts(place, locks) for place in walk(runs_root(ctx)) if place.is_run()]
+    locks, places = held_locks(), walk(runs_root(ctx))
+    found = [run_facts(place, locks) for place in places if place.is_run()]
+    owners = sorted((p.slug for p in places if not p.is_run() and p.files & OWNER), key=len)
+    for run in found:  # the outermost folder counts: a pipeline holds a gate, and both hold runs
+        run["inside"] = next((slug for slug in owners if run["slug"].startswith(slug + SEPARATOR)), None)
     until = time.monotonic() + patience_s
     for run in found:
         index = run_index(ctx, run["path"])

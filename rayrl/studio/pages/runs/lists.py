@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -78,11 +79,19 @@ def head(ctx: Context, t: Translate, slug: str, current: str) -> JsonDict:
 
 
 @router.get("/runs")
-def index_page(request: Request, ctx: Ctx, q: str = "", state: str = "", cursor: str = "") -> Response:
+def index_page(
+    request: Request, ctx: Ctx, q: str = "", state: str = "", cursor: str = "", inside: str = ""
+) -> Response:
     """All runs, newest first."""
     every = of.runs_of(ctx, patience_s=1.0)
     found = [run for run in every if q.lower() in f"{run['name']} {run['model']} {run['split']}".lower()]
     found = [run for run in found if not state or run["state"] == state]
+    folded: Counter[str] = Counter()
+    if inside:
+        found = [run for run in found if run["inside"] == inside]
+    elif not q and not state:
+        folded = Counter(run["inside"] for run in found if run["inside"])
+        found = [run for run in found if not run["inside"]]
     first = next((at + 1 for at, run in enumerate(found) if run["slug"] == cursor), 0)
     shown = found[first : first + LIST]
     following = shown[-1]["slug"] if shown and first + LIST < len(found) else None
@@ -95,14 +104,16 @@ def index_page(request: Request, ctx: Ctx, q: str = "", state: str = "", cursor:
         root=str(of.runs_root(ctx)),
         q=q,
         state=state,
+        folded=sorted(folded.items()),
+        inside=inside,
         following=following,
         cursor=cursor,
-        pair=_likely_pair(shown),
+        pair=likely_pair(shown),
         quote=quote,
     )
 
 
-def _likely_pair(shown: list[JsonDict]) -> tuple[str, str]:
+def likely_pair(shown: list[JsonDict]) -> tuple[str, str]:
     """The newest two runs of as many episodes of one split: most likely what somebody wants to compare."""
     seen: dict[tuple[Any, Any], str] = {}
     for run in shown:

@@ -22,7 +22,7 @@ from rayrl.studio.pages.runs.comparing import (
     undeclared,
 )
 from rayrl.studio.pages.runs.episodes import episode_url
-from rayrl.studio.pages.runs.lists import open_index
+from rayrl.studio.pages.runs.lists import likely_pair, open_index
 from rayrl.studio.pages.shell import page, texts
 
 router = APIRouter()
@@ -39,7 +39,11 @@ def compare(
     start: Annotated[int, Query(alias="from", ge=0)] = 0,
 ) -> Response:
     """Run ``b`` against run ``a``."""
-    every = [(run["slug"], run["name"]) for run in of.runs_of(ctx) if run["trace_bytes"]][:500]
+    runs = [run for run in of.runs_of(ctx) if run["trace_bytes"]]
+    every = [(run["slug"], run["name"]) for run in sorted(runs, key=lambda run: run["inside"] is not None)][:500]
+    if not a and not b:
+        a, b = likely_pair([run for run in runs if not run["inside"]])
+        return page(request, "runs/compare.html", every=every, a=a, b=b, found=None, picking=True, problem=None)
     if not a or not b:
         return page(request, "runs/compare.html", every=every, a=a, b=b, found=None, picking=True, problem=None)
     t = texts(request)
