@@ -9,6 +9,7 @@ from typing import Any
 from rayrl.errors import DataError
 from rayrl.schemas import JsonDict
 from rayrl.studio.context import Context
+from rayrl.studio.pages.background import BACKGROUND
 from rayrl.studio.pages.charts import Figure, lines
 from rayrl.studio.pages.language import Translate
 from rayrl.studio.pages.places import Place, guarded, read_lines, read_object, walk
@@ -183,6 +184,19 @@ def _gate(path: str, mtime_ns: int) -> Any:
     from rayrl.retrieval.gate import RetrievalGate
 
     return RetrievalGate(Path(path))
+
+
+def example(gate: Path) -> str | None:
+    """A question the gate retrieves for; ``None`` while it is sought, and where there is none."""
+
+    def make() -> str:
+        from rayrl.retrieval.examples import suggest
+
+        return suggest(_gate(str(gate), stamp)) or ""
+
+    stamp = (gate / "gate.json").stat().st_mtime_ns
+    found, _ = guarded(lambda: BACKGROUND.get((str(gate), "example"), stamp, make, wait_s=3.0))
+    return found or None
 
 
 def ask(gate: Path, question: str) -> JsonDict:

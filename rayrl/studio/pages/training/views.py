@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path as FilePath
 from typing import Annotated
 from urllib.parse import quote
 
@@ -87,11 +88,21 @@ def show(request: Request, ctx: Ctx, slug: Slug) -> Response:
     )
 
 
+def seek(gate: FilePath) -> str | None:
+    """An example of the gate's own; a gate that cannot be used has none, and says so when it is asked."""
+    try:
+        return of.example(gate)
+    except (UserError, ImportError, RuntimeError):
+        return None
+
+
 @router.get("/training/{slug}/walk")
 def walk(request: Request, ctx: Ctx, slug: Slug, q: Annotated[str, Query(max_length=LONGEST)] = "") -> Response:
     """One question through the trained gate."""
     facts = load(ctx, slug)
-    found, problem = None, None
+    found, problem, examples = None, None, EXAMPLES
+    if facts["gate"] is not None and (own := seek(facts["gate"])):
+        examples = (own, *EXAMPLES)
     if q.strip() and facts["gate"] is not None:
         try:
             found = of.ask(facts["gate"], q.strip())
@@ -107,6 +118,6 @@ def walk(request: Request, ctx: Ctx, slug: Slug, q: Annotated[str, Query(max_len
         q=q,
         found=found,
         problem=problem,
-        examples=EXAMPLES,
+        examples=examples,
         quote=quote,
     )
