@@ -22,7 +22,7 @@ from rayrl.traces.manifest import flatten
 
 router = APIRouter(include_in_schema=False)
 Slug = Annotated[str, Path(max_length=1000)]
-EXAMPLES = (
+EXAMPLES: tuple[str, ...] = (
     "How long does the concrete need to cure?",
     "Do I need a permit for a garden shed?",
     "Who painted the Mona Lisa?",
@@ -100,7 +100,8 @@ def seek(gate: FilePath) -> str | None:
 def walk(request: Request, ctx: Ctx, slug: Slug, q: Annotated[str, Query(max_length=LONGEST)] = "") -> Response:
     """One question through the trained gate."""
     facts = load(ctx, slug)
-    found, problem, examples = None, None, EXAMPLES
+    found, problem = None, None
+    examples = EXAMPLES
     if facts["gate"] is not None and (own := seek(facts["gate"])):
         examples = (own, *EXAMPLES)
     if q.strip() and facts["gate"] is not None:
