@@ -61,6 +61,7 @@ def test_ctrl_c_reaches_the_whole_process_group_and_loses_nothing(shop_url: str,
         check_interrupted(running, raw, tmp_path, shop_url)
 
 
+@pytest.mark.slow
 def test_sigterm_is_an_interrupt_too(cluster: None, shop_url: str, tmp_path: Path) -> None:
     """What `ray job stop` sends. Ray's own handler would end the driver without a word."""
     import ray

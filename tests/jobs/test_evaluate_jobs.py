@@ -49,6 +49,7 @@ def test_auto_engine_rule(monkeypatch):
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_ray_and_local_give_identical_numbers(runs, tmp_path):
     places = [str(runs / "a"), str(runs / "b")]
     local = evaluate(places, engine="local", labels=True, steps=True, out=tmp_path / "local")

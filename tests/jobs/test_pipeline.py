@@ -223,6 +223,7 @@ def kill(stage: str, when: str, config: Path) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
 
 
+@pytest.mark.slow
 def test_killed_in_the_gate_it_resumes_to_the_same_bank(shop: Path, finished: Pipeline, tmp_path: Path):
     config = write_pipeline(shop, output=str(tmp_path / "pipeline"))
     kill("gate-s0-complement", "inside", config)

@@ -78,6 +78,7 @@ def test_tries_are_counted_and_nothing_is_dropped_without_a_bound(tries: int):
     assert found.kept == ALL and len(found.tries) == tries
 
 
+@pytest.mark.slow
 def test_the_share_of_bad_sets_that_slip_through_is_what_it_says():
     share, margin, runs = 0.02, 0.01, 4000
     n = tasks_needed(share)
