@@ -35,6 +35,7 @@ def test_a_straggler_is_tried_twice_then_set_aside(cluster: None, tmp_path: Path
     assert RunReader(result.run_dir).find(late[0]["episode_id"])["attempt"] == 3
 
 
+@pytest.mark.slow
 def test_the_watchdog_names_what_hangs(cluster: None, tmp_path: Path) -> None:
     raw = null_config(tmp_path, "stalled", "HangsAlways", episodes=20)
     raw["execution"] |= {"watchdog_s": 3.0}

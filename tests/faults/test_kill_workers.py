@@ -54,9 +54,14 @@ def kill_shop_round(root: Path, number: int) -> RunResult:
     raw = config(root, f"shop-{number}")
     after = random.Random(number).randrange(0, EPISODES - 12)
     run_dir = plan(raw).run_dir
+    others = set(shop_pids())  # of fixtures; process ids wrap around, so the newest is not the highest
+
+    def own() -> list[int]:
+        return [pid for pid in shop_pids() if pid not in others]
+
     with saboteur(
-        lambda: trace_lines(run_dir) >= after and (run_dir / "traces.jsonl").exists() and shop_pids(),
-        lambda: os.kill(shop_pids()[-1], signal.SIGKILL),
+        lambda: trace_lines(run_dir) >= after and (run_dir / "traces.jsonl").exists() and own(),
+        lambda: os.kill(own()[-1], signal.SIGKILL),
     ):
         return roll_out(raw)
 

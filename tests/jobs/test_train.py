@@ -133,7 +133,8 @@ def test_bad_input_is_said_plainly(tmp_path, capsys):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("staleness", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("staleness", [0, 1])
 def test_ray_execution_gives_the_same_bits(tmp_path, staleness):
     local = small_config(tmp_path / "local", collect={"shards": 4, "staleness": staleness})
     distributed = small_config(
