@@ -130,8 +130,9 @@ def test_by_keyboard(site, file, new_tab):
     first = experiment_id(page)
     keys.press("p")
     page.get_by_role("button", name="Resume").wait_for()
+    page.wait_for_load_state()  # the button is there before the script that listens to keys
     keys.press("p")
-    page.get_by_role("button", name="Pause").wait_for()
+    page.get_by_role("button", name="Resume").wait_for(state="hidden")  # at work again, or through already
     site.ended(first)
     page.locator(".chip", has_text="completed").first.wait_for()
     page.get_by_role("link", name=re.compile("^Review ")).wait_for()
