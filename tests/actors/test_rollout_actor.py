@@ -136,6 +136,7 @@ def test_actors_that_cannot_be_placed_are_refused_with_the_numbers(cluster: None
         roll_out(raw)
 
 
+@pytest.mark.slow
 def test_a_full_cluster_is_said_after_the_start_time_out(cluster: None, tmp_path: Path) -> None:
     @ray.remote
     class Hog:
@@ -154,6 +155,7 @@ def test_a_full_cluster_is_said_after_the_start_time_out(cluster: None, tmp_path
         backend.stop()
 
 
+@pytest.mark.slow
 def test_an_environment_that_is_not_there_ends_the_start_with_its_own_error(cluster: None, tmp_path: Path) -> None:
     raw = raw_config(tmp_path, "absent", environment={"base_urls": ["http://127.0.0.1:9"]})
     spec, _ = spec_of(raw)

@@ -13,6 +13,7 @@ from tests.faults.support import check_books, events, null_config, plan, roll_ou
 pytestmark = pytest.mark.ray
 
 
+@pytest.mark.slow
 def test_a_straggler_is_tried_twice_then_set_aside(cluster: None, tmp_path: Path) -> None:
     switch = tmp_path / "mended"
     raw = null_config(tmp_path, "straggler", "HangsOnTask", episodes=40)
@@ -66,6 +67,7 @@ def test_what_ignores_even_cancellation_is_given_up(cluster: None, tmp_path: Pat
     assert {r["error"]["message"] for r in records if r["status"] == "failed"} == {"did not answer to cancellation"}
 
 
+@pytest.mark.slow
 def test_a_worker_whose_event_loop_is_blocked_is_replaced(cluster: None, tmp_path: Path) -> None:
     raw = null_config(tmp_path, "blocked", "BlocksOnce", episodes=40)
     raw["model"]["options"] = {"marker": str(tmp_path / "blocked-once")}

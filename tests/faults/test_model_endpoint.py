@@ -134,6 +134,7 @@ def test_every_misbehaviour_has_its_outcome(cluster: None, tmp_path: Path) -> No
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_passing_faults_are_retried_where_they_happen(cluster: None, tmp_path: Path) -> None:
     """A burst of 429s, 500s and cut connections costs requests, never an attempt of an episode."""
     faults = ["429:0.1", "500", "reset", "503:0.1"] * 8
@@ -160,6 +161,7 @@ def steps_of(result: RunResult) -> list[JsonDict]:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_a_dead_endpoint_stops_the_run_and_a_resume_completes_it(
     cluster: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,6 +189,7 @@ def test_a_dead_endpoint_stops_the_run_and_a_resume_completes_it(
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_one_incident_that_fails_everything_in_flight_does_not_stop_the_run(cluster: None, tmp_path: Path) -> None:
     """More episodes in flight than ``max_consecutive_failures`` allows in a row: it is about faults that last."""
     with ThreadedMock(default="never") as mock:

@@ -21,6 +21,7 @@ def leaks(folder: Path) -> list[str]:
 
 @pytest.mark.ray
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_the_key_is_in_no_file_log_or_message(cluster: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     import ray
 

@@ -11,6 +11,7 @@ from tests.faults.support import TTL_S, check_books, events, outcomes, raw_confi
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_a_full_shop_shrinks_concurrency_and_fails_nobody(cluster: None, tmp_path: Path) -> None:
     raw = raw_config(
         tmp_path,

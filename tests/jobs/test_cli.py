@@ -204,6 +204,7 @@ def test_output_for_programs_stays_clean_when_the_reader_goes_away(plain_run, tm
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_python_m_jobs_rollout_is_the_same_command(plain_run):
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     words = [sys.executable, "-m", "jobs.rollout", str(plain_run()), "--json"]

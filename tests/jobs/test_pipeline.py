@@ -85,6 +85,7 @@ def test_the_loop_closes_and_says_what_it_found(finished: Pipeline):
     assert len(labels) == 20
 
 
+@pytest.mark.slow
 def test_again_runs_nothing_and_a_changed_stage_runs_again_with_all_behind_it(shop: Path, finished: Pipeline):
     again = pipeline_of(shop)
     again.run()
@@ -135,6 +136,7 @@ def after_the_gate(finished: Pipeline, folder: Path) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_an_overeager_selector_is_caught_and_killed_checks_are_not_played_again(
     shop: Path, finished: Pipeline, tmp_path: Path, monkeypatch
 ):

@@ -63,6 +63,7 @@ def test_stop_and_resume_equals_one_go(tmp_path, staleness):
     assert a["unseen"] == b["unseen"]
 
 
+@pytest.mark.slow
 def test_kill_minus_nine_and_resume_equals_one_go(tmp_path):
     whole = small_config(tmp_path / "whole", rl={"updates": 40})
     run_training(whole, quiet=True)
