@@ -27,7 +27,7 @@ from rayrl.retrieval.policy import RetrievalPolicy
 from rayrl.schemas import EpisodeJob, JsonDict
 from rayrl.skills.bank import save_bank
 from rayrl.skills.estimators import FloatArray
-from rayrl.skills.outcome_model import fit_outcome_model
+from rayrl.skills.outcome_model import OutcomeModel
 from rayrl.skills.providers import BankEntry
 from rayrl.skills.pruning import Kept, Pruned, SetDifference, prune
 from rayrl.skills.selector import question, similarities, task_features
@@ -75,16 +75,15 @@ class Confirmation:
         if SetDifference(first["mean"], first["low"], first["high"]).within(check.margin):
             facts |= {"served": "trained"}
         else:
-            pruned = self._prune(check)
+            pruned = self._prune(trained.model, check)
             facts |= self._pruned_facts(pruned)
             policy = self._clone(pruned.kept)
         facts["rollouts"] = self.runs * len(self._jobs)
         found = {**trained.facts, "confirmation": facts}
         return {**found, "policy_checksum": self._made.save(out, policy, found)}
 
-    def _prune(self, check: SelectorCheck) -> Pruned:
-        data = self._made.pairs.data
-        model = fit_outcome_model(data)
+    def _prune(self, model: OutcomeModel, check: SelectorCheck) -> Pruned:
+        features = self._made.pairs.data.features
 
         def compare(kept: Kept, other: Kept) -> SetDifference:
             found = self._difference(self._played(kept), self._played(other))
@@ -92,7 +91,7 @@ class Confirmation:
 
         return prune(
             len(self._ids),
-            lambda kept, chunk: model.expected_loss(data.features, self._mask(kept), chunk),
+            lambda kept, chunk: model.expected_loss(features, self._mask(kept), chunk),
             compare,
             margin=check.margin,
             tries=check.tries,

@@ -131,11 +131,9 @@ def training(context: Context) -> JsonDict:
     for line in [*difference_lines(result), result["note"]]:
         context.out.print(line, markup=False)
     gate = _shown(Path(result["gate"]))
-    from rayrl.retrieval.examples import suggest
-    from rayrl.retrieval.gate import RetrievalGate
-
-    found = suggest(RetrievalGate(Path(result["gate"]))) or "How long does the concrete need to cure?"
-    question = found.translate(str.maketrans("", "", '"$`\\!'))  # it goes into a shell's double quotes
+    question = (result.get("example") or "How long does the concrete need to cure?").translate(
+        str.maketrans("", "", '"$`\\!')
+    )  # it goes into a shell's double quotes
     context.next_steps.append((f'./run rayrl gate "{question}" --gate {gate}', "ask the trained gate"))
     context.places["training"] = out_dir
     return result

@@ -19,7 +19,6 @@ from typing import Any
 import orjson
 from filelock import FileLock, Timeout
 from rich.table import Table
-from torch import Tensor
 
 from jobs.command import command_main
 from jobs.output import console, print_json
@@ -30,8 +29,7 @@ from rayrl.config import find_config, load_config
 from rayrl.errors import RunConflictError
 from rayrl.retrieval.gate import export_gate
 from rayrl.retrieval.oracle import oracle_returns
-from rayrl.retrieval.pools import Kind
-from rayrl.retrieval.score import BALANCED, Score, detect_collapse
+from rayrl.retrieval.score import Score, balanced_return, detect_collapse
 from rayrl.tracking import Tracker, stable_run_id
 
 STEP = "update"
@@ -190,7 +188,7 @@ def _finish(folder: Path, config: TrainConfig, run_: Run, tracker: Tracker, seco
             "sft": reference.model_dump(),
             "trained": unseen.model_dump(),
             "oracle": float(oracle.mean()),
-            "oracle_balanced": _balanced(oracle, run_.task.test.kind),
+            "oracle_balanced": balanced_return(oracle, run_.task.test.kind),
         },
         "evaluated_on": "validation" if config.fold.validation else "unseen",
         "seconds": round(seconds, 2),
@@ -208,14 +206,6 @@ def _finish(folder: Path, config: TrainConfig, run_: Run, tracker: Tracker, seco
     if newest is not None:
         tracker.artifact(newest, f"{config.name}-checkpoint", "model")
     return result
-
-
-def _balanced(returns: Tensor, kind: Tensor) -> float | None:
-    """Returns ``[B]`` weighted by class as the scores are; ``None`` where a class ``[B]`` is absent."""
-    parts = [returns[kind == int(k)] for k in Kind]
-    if not all(len(part) for part in parts):
-        return None
-    return sum(weight * float(part.mean()) for weight, part in zip(BALANCED, parts, strict=True))
 
 
 def _claim(folder: Path, config: TrainConfig) -> None:

@@ -18,8 +18,8 @@ from rich.table import Table
 
 from learners.collect import LocalCollector
 from learners.learner import class_weight_per_row
-from learners.methods import play
-from learners.training import TrainConfig, build_run, run_sft, train
+from learners.methods import first_step_probability, play
+from learners.training import Run, TrainConfig, build_run, run_sft, train
 from rayrl.config import find_config, load_config
 from rayrl.retrieval import baselines as base
 from rayrl.retrieval.compare import Units, bootstrap, weighted
@@ -28,7 +28,7 @@ from rayrl.retrieval.mdp import Outcome
 from rayrl.retrieval.oracle import oracle_returns
 from rayrl.retrieval.plans import all_plans, play_plans
 from rayrl.retrieval.pools import Kind
-from rayrl.retrieval.score import BALANCED, score
+from rayrl.retrieval.score import balanced_return, score
 
 CONFIG = "train/quickstart"
 COLUMNS = ("balanced", "return_a", "return_near_b", "return_far_b", "hit_rate", "retrieval_rate_near_b")
@@ -98,11 +98,21 @@ def quickstart_training(out_dir: Path, *, seconds_budget: float = 30.0) -> dict[
         "planned_updates": config.rl.updates,
         "env_steps": learner.state.env_steps,
         "gate": str(gate),
+        "example": _example(run, outcomes["SFT + TRACE"]),
         "seconds": {"data": round(data_seconds, 2), "total": round(time.monotonic() - began, 2)},
         "note": "one fold, one memory; intervals are over its questions alone. All folds: rayrl evaluate-policy --full",
     }
     (out_dir / "quickstart_training.json").write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2))
     return result
+
+
+def _example(run: Run, played: Outcome) -> str | None:
+    """The unseen question whose answer the policy fetches most surely: what to ask the gate first."""
+    world = run.task.test
+    probability = first_step_probability(run.learner.policy, world, run.config.mdp)
+    probability = torch.where(played.right & (played.hit >= 1), probability, torch.zeros_like(probability))
+    best = int(probability.argmax())
+    return run.material.questions[int(world.question[best])].text if probability[best] > 0 else None
 
 
 def training_table(result: dict[str, Any]) -> Table:
@@ -140,7 +150,7 @@ def _difference(mine: Units, other: Units) -> dict[str, Any]:
 def _oracle_row(returns: torch.Tensor, kind: torch.Tensor) -> dict[str, Any]:
     by_kind = [float(returns[kind == int(k)].mean()) for k in Kind]
     return {
-        "balanced": sum(w * r for w, r in zip(BALANCED, by_kind, strict=True)),
+        "balanced": balanced_return(returns, kind),
         "balanced_interval": bootstrap(_units(returns, kind), by="question"),
         "return_a": by_kind[0],
         "return_near_b": by_kind[1],

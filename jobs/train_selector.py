@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from rayrl.retrieval.policy import RetrievalPolicy
 from rayrl.schemas import JsonDict
 from rayrl.skills.bank import SkillBank
 from rayrl.skills.estimators import FloatArray
-from rayrl.skills.outcome_model import Rollouts, fit_outcome_model
+from rayrl.skills.outcome_model import Rollouts
 from rayrl.skills.selector import question, save_selector, similarities, task_features, tokens_of
 from rayrl.traces.schema import is_complete
 from rayrl.traces.store import RunReader
@@ -122,6 +122,6 @@ def train_from_pairs(made: SelectorData) -> TrainedSelector:
     config, data = made.config, made.pairs.data
     trained = train_selector(data, made.nearness, made.tokens, config)
     costs = config.price * made.tokens / made.tokens.mean()
-    threshold, worth = tuned_threshold(fit_outcome_model(data), data.features, made.nearness, costs)
+    threshold, worth = tuned_threshold(trained.model, data.features, made.nearness, costs)
     facts = {**trained.facts, "tuned_threshold": threshold, "tuned_threshold_value": worth}
-    return TrainedSelector(trained.policy, orjson.loads(orjson.dumps(facts)))
+    return replace(trained, facts=orjson.loads(orjson.dumps(facts)))

@@ -22,8 +22,8 @@ from learners.training import TrainConfig, inner_fold, make_learner, run_sft, tr
 from rayrl.config import apply_overrides, parse_config
 from rayrl.retrieval.compare import Results, Units, bootstrap, per_question, weighted
 from rayrl.retrieval.folds import Fold, make_folds
-from rayrl.retrieval.score import score
-from rayrl.retrieval.task import Material, build_task, load_material
+from rayrl.retrieval.score import balanced_return
+from rayrl.retrieval.task import Material, Task, build_task, load_material
 from rayrl.retrieval.world import World
 from rayrl.schemas import canonical_json, sha256_hex
 
@@ -116,9 +116,7 @@ def _fit_or_read(
     key = sha256_hex(canonical_json([train_config.semantic(), fold.model_dump(mode="json")]))[:16]
     path = Path(config.output) / "ablations" / f"{fold.name}-{key}.npz"
     if not path.exists():
-        inner = inner_fold(material, fold)
-        revealing = train_config.mdp.mode == "revealing"
-        task = build_task(material, train_config.task, inner, seed=train_config.seed, revealing=revealing)
+        task = _validation_task(material, train_config, fold)
         learner, player = make_learner(train_config, task.train)
         run_sft(learner, train_config)
         staleness = train_config.collect.staleness
@@ -137,6 +135,12 @@ def _fit_or_read(
         return {name: stored[name] for name in stored.files}
 
 
+def _validation_task(material: Material, config: TrainConfig, fold: Fold) -> Task:
+    return build_task(
+        material, config.task, inner_fold(material, fold), seed=config.seed, revealing=config.mdp.mode == "revealing"
+    )
+
+
 def learning_curves(config: CrossFitConfig, *, base: Path | None = None) -> dict[str, list[list[float]]]:
     """Balanced return over updates on training and on validation questions of one fold.
 
@@ -145,10 +149,7 @@ def learning_curves(config: CrossFitConfig, *, base: Path | None = None) -> dict
     fold = validation_folds(config, base)[0]
     material, _, _ = load_material(config.train.task, base)
     train_config = config_for(config, fold)
-    inner = inner_fold(material, fold)
-    task = build_task(
-        material, train_config.task, inner, seed=train_config.seed, revealing=train_config.mdp.mode == "revealing"
-    )
+    task = _validation_task(material, train_config, fold)
     curves: dict[str, list[list[float]]] = {}
     for name, changes in _curve_variants(train_config):
         learner, player = make_learner(changes, task.train)
@@ -165,8 +166,9 @@ def _played(
     def look(update: int, _metrics: object = None, _history: object = None) -> None:
         if update % CURVE_EVERY == 0:
             for name, world in worlds.items():
-                outcome = play(learner.policy, world, config.mdp)
-                points[name].append([float(update), score(outcome, world.kind).balanced or 0.0])
+                value = balanced_return(play(learner.policy, world, config.mdp).returns, world.kind)
+                if value is not None:
+                    points[name].append([float(update), value])
 
     look(0)
     train(learner, LocalCollector(player, 0), on_update=look)

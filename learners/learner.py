@@ -90,8 +90,8 @@ class RlConfig(Section):
     part e alone. The policy gradient then sees the uncertainty the policy will have in service, instead of questions it
     knows by heart."""
     dropout: bool = False
-    """Keep ``policy.dropout`` on in the gradient step (never while acting). Otherwise the policy gradient learns the
-    training questions by heart and raises its certainty on them alone; measured in docs/training.md."""
+    """Keep ``policy.dropout`` on in the gradient step (never while acting). Meant against learning the training
+    questions by heart; on unseen questions it brought nothing (docs/training.md)."""
     starvation: int = 0
     """Stop with the reason after this many updates in a row without any gradient; 0 never stops."""
 

@@ -58,9 +58,10 @@ class SelectorConfig(Section):
 
 @dataclass(frozen=True)
 class TrainedSelector:
-    """The network and what training saw."""
+    """The network, the outcome model it was trained on, and what training saw."""
 
     policy: RetrievalPolicy
+    model: OutcomeModel
     facts: JsonDict
 
 
@@ -110,6 +111,7 @@ def train_selector(
     taken = play(policy, tasks.static, tasks.similarity, tasks.tokens)
     return TrainedSelector(
         policy,
+        model,
         {
             "pairs": int(data.rewards.shape[0]),
             "noise_difference": model.noise_difference,

@@ -42,26 +42,35 @@ class Score(Frozen):
     n: int
 
 
+def balanced_return(returns: Tensor, kind: Tensor) -> float | None:
+    """Returns ``[B]`` of rows with classes ``kind [B]``, weighted as :attr:`Score.balanced` says."""
+    return _balanced({k: _mean(returns, kind == int(k)) for k in Kind})
+
+
+def _balanced(returns: dict[Kind, float | None]) -> float | None:
+    a, near, far = returns[Kind.A], returns[Kind.NEAR_B], returns[Kind.FAR_B]
+    near_or_far, far_or_near = (near if near is not None else far), (far if far is not None else near)
+    if a is None or near_or_far is None or far_or_near is None:
+        return None
+    return BALANCED[0] * a + BALANCED[1] * near_or_far + BALANCED[2] * far_or_near
+
+
 def score(outcome: Outcome, kind: Tensor) -> Score:
     """Score ``B`` episodes with classes ``kind [B]``."""
     returns = {k: _mean(outcome.returns, kind == int(k)) for k in Kind}
     rates = {k: _mean((outcome.retrievals > 0).float(), kind == int(k)) for k in Kind}
     a = kind == int(Kind.A)
     hit = outcome.hit >= 1
-    near, far = returns[Kind.NEAR_B], returns[Kind.FAR_B]
-    near_or_far, far_or_near = (near if near is not None else far), (far if far is not None else near)
-    balanced = None
-    if returns[Kind.A] is not None and near_or_far is not None and far_or_near is not None:
-        balanced = BALANCED[0] * (returns[Kind.A] or 0.0) + BALANCED[1] * near_or_far + BALANCED[2] * far_or_near
+    near = returns[Kind.NEAR_B]
     hard = None
     if returns[Kind.A] is not None and near is not None:
         hard = 0.5 * (returns[Kind.A] or 0.0) + 0.5 * near
     return Score(
-        balanced=balanced,
+        balanced=_balanced(returns),
         hard=hard,
         return_a=returns[Kind.A],
         return_near_b=near,
-        return_far_b=far,
+        return_far_b=returns[Kind.FAR_B],
         retrieval_rate_a=rates[Kind.A],
         retrieval_rate_near_b=rates[Kind.NEAR_B],
         retrieval_rate_far_b=rates[Kind.FAR_B],

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request
-from sqlalchemy import insert, select, update
+from sqlalchemy import RowMapping, insert, select, update
 
 from rayrl.errors import RunConflictError
 from rayrl.schemas import JsonDict, canonical_json, sha256_hex
@@ -36,8 +37,12 @@ class Context:
         if self.supervisor is not None:
             self.supervisor.wake()
 
-    def once(self, key: str | None, what: str, body: Any, make: Callable[[], JsonDict]) -> JsonDict:
+    def once(
+        self, key: str | None, what: str, body: Any, make: Callable[[], JsonDict], *, wait_s: float = 0.0
+    ) -> JsonDict:
         """``make()``, at most once per idempotency key: the same request again gets the first answer.
+
+        ``wait_s``: how long it waits for a first request that has not ended.
 
         Raises:
             RunConflictError: the key came with another request, or its first request has not ended.
@@ -45,11 +50,9 @@ class Context:
         if key is None:
             return make()
         digest = sha256_hex(canonical_json([what, body]))
-        with self.bench.store.write() as connection:
-            row = connection.execute(select(_K).where(_K.c.key == key)).mappings().first()
-            if row is None:
-                values = {"key": key, "request_sha256": digest, "response": None, "created_at": now()}
-                connection.execute(insert(_K).values(values))
+        until = time.monotonic() + wait_s
+        while (row := self._claim(key, digest)) is not None and row["response"] is None and time.monotonic() < until:
+            time.sleep(0.05)
         if row is not None:
             if row["request_sha256"] != digest:
                 raise RunConflictError("this Idempotency-Key was used for another request")
@@ -65,6 +68,15 @@ class Context:
         with self.bench.store.write() as connection:
             connection.execute(update(_K).where(_K.c.key == key).values(response=response))
         return response
+
+    def _claim(self, key: str, digest: str) -> RowMapping | None:
+        """Take a key; or the row of who has it."""
+        with self.bench.store.write() as connection:
+            row = connection.execute(select(_K).where(_K.c.key == key)).mappings().first()
+            if row is None:
+                values = {"key": key, "request_sha256": digest, "response": None, "created_at": now()}
+                connection.execute(insert(_K).values(values))
+            return row
 
 
 def context_of(request: Request) -> Context:

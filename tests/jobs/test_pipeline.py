@@ -14,6 +14,7 @@ from jobs.pipeline import STAGES, Pipeline, load_pipeline
 from learners.selector import SelectorConfig, TrainedSelector, clone_set
 from rayrl.errors import ConfigError, RunConflictError, UserError
 from rayrl.skills.bank import load_snapshot
+from rayrl.skills.outcome_model import fit_outcome_model
 from rayrl.traces.store import RunReader
 from tests.jobs.skills_support import ENV, write_pipeline, write_shop
 
@@ -122,7 +123,8 @@ def careless(made):
     policy = clone_set(
         made.pairs.data.features, made.nearness, made.tokens, np.zeros(len(made.tokens)), SelectorConfig(clone_steps=20)
     )
-    return TrainedSelector(policy, {"tuned_threshold": 0.5})
+    model = fit_outcome_model(made.pairs.data)
+    return TrainedSelector(policy, model, {"tuned_threshold": 0.5})
 
 
 def after_the_gate(finished: Pipeline, folder: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,8 +80,18 @@ def environment() -> jinja2.Environment:
     made.filters["compact"] = lambda value: json.dumps(value, ensure_ascii=False, default=str)
     made.filters["unquoted"] = unquote
     made.filters["chart_json"] = _script_json
-    made.globals |= {"word_diff": word_diff, "unified_lines": unified_lines, "version": __version__}
+    made.globals |= {
+        "word_diff": word_diff,
+        "unified_lines": unified_lines,
+        "version": __version__,
+        "fresh_key": fresh_key,
+    }
     return made
+
+
+def fresh_key() -> str:
+    """For a hidden field ``once``: what a form makes, it makes once, however often it is sent."""
+    return secrets.token_urlsafe(16)
 
 
 def _script_json(value: Any) -> Markup:

@@ -27,7 +27,7 @@ _MAIN = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 _STRICT = "{http://purl.oclc.org/ooxml/spreadsheetml/main}"
 _REF = re.compile(r"^([A-Z]{1,3})([0-9]{1,7})$")
 DAMAGE = (ParseError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, RuntimeError)
-"""What a broken package or part raises, depending on the byte that is wrong (NotImplementedError included)."""
+"""What a broken package or part raises, depending on the byte (an unknown compression is a RuntimeError)."""
 _DATE_IDS = {*range(14, 23), *range(27, 37), *range(45, 48), *range(50, 59)}
 
 
@@ -39,7 +39,7 @@ def check_zip(data: bytes, limits: Limits) -> zipfile.ZipFile:
     """
     try:
         package = zipfile.ZipFile(io.BytesIO(data))
-    except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError):
+    except DAMAGE:
         hint = "it is an old .xls file; save it as .xlsx" if data[:4] == b"\xd0\xcf\x11\xe0" else "it is no zip package"
         raise ReadError(f"this is no XLSX file: {hint}") from None
     total = sum(info.file_size for info in package.infolist())

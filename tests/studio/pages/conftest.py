@@ -4,10 +4,13 @@ import os
 import shutil
 import threading
 import time
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import uvicorn
+from starlette.testclient import TestClient
 
 from rayrl.studio.app import create_app
 from rayrl.studio.config import StudioConfig
@@ -15,8 +18,10 @@ from rayrl.workbench.launcher import Supervisor
 from rayrl.workbench.samples import SKILL, skill_folder
 from rayrl.workbench.workbench import Workbench
 from tests.studio.conftest import ThreadDriver
+from tests.studio.pages.runs_root import make_root
 
 FIGURES = Path(__file__).parents[3] / "docs" / "figures" / "studio"
+HTML = {"accept": "text/html"}
 SIZE = {"width": 1280, "height": 860}
 
 
@@ -52,6 +57,29 @@ class Site:
             assert time.monotonic() < until, found
             time.sleep(0.05)
         return found
+
+
+@contextmanager
+def served(root, store):
+    """A client of a studio over the runs below ``root``, asking as a browser would."""
+    bench = Workbench(store)
+    app = create_app(bench, StudioConfig(root=str(store), runs=str(root)))
+    with TestClient(app, base_url="http://127.0.0.1", headers=HTML) as client:
+        yield client
+    bench.close()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Runs, trainings, evaluations and banks of every kind, whole and damaged."""
+    return make_root(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def client(root, tmp_path_factory):
+    """A client of a studio over ``root``."""
+    with served(root, tmp_path_factory.mktemp("store")) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +135,28 @@ class Tab:
         """Nothing was asked for beyond loopback, and nothing went wrong."""
         assert self.beyond == []
         assert self.faults == []
+
+
+class Axe:
+    """axe-core over an open page."""
+
+    def __init__(self):
+        spec = find_spec("axe_playwright_python")
+        if spec is None:
+            pytest.skip("the package axe-playwright-python is not installed (extra `dev`)")
+        self.script = next(Path(spec.origin).parent.rglob("axe.min.js")).read_text(encoding="utf-8")
+
+    def violations(self, page):
+        """Serious and critical violations with every fold open: where, which rule, which nodes."""
+        for fold in page.query_selector_all("details:not([open])")[:6]:
+            fold.evaluate("d => d.open = true")
+        page.evaluate(self.script)
+        result = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        return [
+            (page.url, v["id"], [(n["target"], n["failureSummary"][:200]) for n in v["nodes"][:3]])
+            for v in result["violations"]
+            if v["impact"] in ("serious", "critical")
+        ]
 
 
 @pytest.fixture

@@ -1,14 +1,13 @@
 """axe-core over the workbench's pages, light and dark: no serious or critical violation."""
 
 import json
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
 from rayrl.studio.pages.workbench.lists import make_sample
 from rayrl.workbench.results import Filter, page
 from rayrl.workbench.samples import skill_folder
+from tests.studio.pages.conftest import Axe
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
@@ -41,29 +40,14 @@ def urls(site):
     ]  # fmt: skip
 
 
-def script():
-    spec = find_spec("axe_playwright_python")
-    if spec is None:
-        pytest.skip("the package axe-playwright-python is not installed (extra `dev`)")
-    return next(Path(spec.origin).parent.rglob("axe.min.js")).read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_serious_violation(site, urls, new_tab, scheme):
-    axe = script()
+    axe, found = Axe(), []
     # bypass_csp lets the checker's own script in; the policy itself is tested elsewhere
     tab = new_tab(color_scheme=scheme, bypass_csp=True, reduced_motion="reduce")
-    found = []
     for url in urls:
         tab.page.goto(site.url + url)
-        for fold in tab.page.query_selector_all("details:not([open])")[:6]:
-            fold.evaluate("d => d.open = true")
-        tab.page.evaluate(axe)
-        result = tab.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-        for violation in result["violations"]:
-            if violation["impact"] in ("serious", "critical"):
-                nodes = [(n["target"], n["failureSummary"][:200]) for n in violation["nodes"][:3]]
-                found.append((url, violation["id"], nodes))
+        found += axe.violations(tab.page)
     tab.faults.clear()  # the missing page's own status
     assert not found, json.dumps(found, indent=1, ensure_ascii=False)
 

@@ -110,6 +110,7 @@ def test_by_keyboard(site, file, new_tab):
     keys.press("n")
     page.wait_for_url("**/workbench/new")
     keys.press("f")
+    page.wait_for_function("document.activeElement.type === 'file'")
     with page.expect_file_chooser() as chooser:
         keys.press("Space")
     chooser.value.set_files(file)

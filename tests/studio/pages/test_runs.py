@@ -5,14 +5,11 @@ import shutil
 
 import orjson
 import pytest
-from starlette.testclient import TestClient
 
 from rayrl.errors import UserError
 from rayrl.evaluation.diagnosis import label_record
 from rayrl.evaluation.label_rates import label_rates
 from rayrl.export.filters import Filter
-from rayrl.studio.app import create_app
-from rayrl.studio.config import StudioConfig
 from rayrl.studio.pages.places import resolve, walk
 from rayrl.studio.pages.runs.comparing import metric_rows
 from rayrl.studio.pages.runs.episodes import Choice, positions
@@ -20,25 +17,7 @@ from rayrl.studio.pages.runs.index import RunIndex
 from rayrl.testing.traces import TraceRecipe, write_run
 from rayrl.traces.store import RunReader
 from rayrl.workbench.store import MissingError
-from rayrl.workbench.workbench import Workbench
-from tests.studio.pages.runs_root import make_root
-
-HTML = {"accept": "text/html"}
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return make_root(tmp_path_factory.mktemp("runs"))
-
-
-@pytest.fixture(scope="module")
-def client(root, tmp_path_factory):
-    store = tmp_path_factory.mktemp("store")
-    bench = Workbench(store)
-    config = StudioConfig(root=str(store), runs=str(root))
-    with TestClient(create_app(bench, config), base_url="http://127.0.0.1", headers=HTML) as made:
-        yield made
-    bench.close()
+from tests.studio.pages.conftest import served
 
 
 def get(client, url, status=200):
@@ -255,16 +234,13 @@ def test_long_transcripts_are_paged(tmp_path):
         step["environment"] = {"observation": reference, "done": False, "reward": 0.0}
     record["reset"]["observation"], record["conversation"] = reference, []
     (run / "traces.jsonl").write_bytes(orjson.dumps(record) + b"\n")
-    bench = Workbench(tmp_path / "store")
-    app = create_app(bench, StudioConfig(root=str(tmp_path / "store"), runs=str(tmp_path / "runs")))
-    with TestClient(app, base_url="http://127.0.0.1", headers=HTML) as client:
+    with served(tmp_path / "runs", tmp_path / "store") as client:
         name = record["episode_id"]
         page = get(client, f"/runs/long/episodes/{name}?from=85")
         assert len(page) < 600_000 and 'id="step-80"' in page and 'id="step-79"' not in page
         assert "more characters" in page
         pieces = get(client, f"/runs/long/text?episode={name}&step=80&part=observation&piece=99")
         assert "piece 6 of 6" in pieces and " end</pre>" in pieces
-    bench.close()
 
 
 def test_comparison_answers_in_one_sentence(client):

@@ -8,7 +8,7 @@ import pytest
 from rayrl.evaluation.sources import find_sources, read_rows
 from rayrl.evaluation.summary import summarize
 from rayrl.testing.traces import TraceRecipe, write_run
-from tests.studio.pages.test_runs_states import serve
+from tests.studio.pages.conftest import served
 
 FULL = 24
 
@@ -34,10 +34,8 @@ def client(tmp_path_factory):
     write_run(root / "pipe" / "gate" / "runs" / "one", TraceRecipe(experiment="one", tasks=3))
     (root / "pipe" / "state.json").write_bytes(b"{}")
     (root / "pipe" / "gate" / "gate.json").write_bytes(b"{}")
-    bench, made = serve(root, tmp_path_factory.mktemp("store"))
-    with made:
+    with served(root, tmp_path_factory.mktemp("store")) as made:
         yield made
-    bench.close()
 
 
 def row(client, name):

@@ -10,14 +10,9 @@ from urllib.parse import quote
 import pytest
 from starlette.testclient import TestClient
 
-from rayrl.studio.app import create_app
-from rayrl.studio.config import StudioConfig
-from rayrl.workbench.workbench import Workbench
-from tests.studio.pages.conftest import Site
+from tests.studio.pages.conftest import HTML, Axe, Site, served
 from tests.studio.pages.runs_root import EVIL, make_root
-from tests.studio.pages.test_axe import script
 
-HTML = {"accept": "text/html"}
 LISTS = (
     "/runs",
     "/runs/-/compare",
@@ -29,12 +24,6 @@ LISTS = (
     "/help/glossary",
     "/help/faq",
 )
-
-
-def serve(root, store):
-    bench = Workbench(store)
-    app = create_app(bench, StudioConfig(root=str(store), runs=str(root)))
-    return bench, TestClient(app, base_url="http://127.0.0.1", headers=HTML)
 
 
 def kind_of(url):
@@ -92,8 +81,7 @@ class Finder(HTMLParser):
 
 
 def test_with_nothing_there_every_page_says_what_to_do(tmp_path):
-    bench, client = serve(tmp_path / "none", tmp_path / "store")
-    with client:
+    with served(tmp_path / "none", tmp_path / "store") as client:
         for url in LISTS:
             page = client.get(url)
             assert page.status_code == 200, url
@@ -101,16 +89,13 @@ def test_with_nothing_there_every_page_says_what_to_do(tmp_path):
                 assert 'class="panel empty"' in page.text and str(tmp_path / "none") in page.text, url
         for url in ("/runs/x", "/training/x", "/arena/runs/x", "/skills/banks/0123456789abcdef", "/skills/gates/x"):
             assert client.get(url).status_code == 404, url
-    bench.close()
 
 
 def test_hostile_text_is_shown_and_does_nothing(tmp_path):
     root = make_root(tmp_path / "runs", EVIL)
-    bench, client = serve(root, tmp_path / "store")
-    with client:
+    with served(root, tmp_path / "store") as client:
         pages = crawl(client, [*LISTS, "/runs/hostile", "/runs/hostile/episodes", f"/runs/hostile/episodes?filter={quote(EVIL)}",
                                f"/runs?q={quote(EVIL)}", f"/training/quick/walk?q={quote(EVIL)}"])  # fmt: skip
-    bench.close()
     hostile = [url for url, text in pages.items() if "window.hit" in text]
     assert len(pages) > 60 and len(hostile) > 10, (len(pages), len(hostile))
     for kind in (
@@ -131,11 +116,9 @@ def test_hostile_text_is_shown_and_does_nothing(tmp_path):
 
 def test_pages_are_whole_in_chinese(tmp_path):
     root = make_root(tmp_path / "runs")
-    bench, client = serve(root, tmp_path / "store")
-    with client:
+    with served(root, tmp_path / "store") as client:
         client.get("/help?lang=zh")
         pages = crawl(client, LISTS)
-    bench.close()
     for url, text in pages.items():
         assert 'lang="zh-CN"' in text
         shown = re.sub(r"<[^>]+>", " ", text.partition("<main")[2])
@@ -150,7 +133,7 @@ def test_pages_are_whole_in_chinese(tmp_path):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_serious_violation_and_nothing_acts(tmp_path, new_tab, scheme):
     root = make_root(tmp_path / "runs", EVIL)
-    axe, found, seen = script(), [], set()
+    axe, found, seen = Axe(), [], set()
     with Site(tmp_path / "store", runs=str(root)) as site:
         client = TestClient(site.app, base_url="http://127.0.0.1", headers=HTML)  # the site's own server runs it
         pages = crawl(client, [*LISTS, "/runs/hostile", "/runs/better"])
@@ -160,18 +143,11 @@ def test_no_serious_violation_and_nothing_acts(tmp_path, new_tab, scheme):
                 continue
             seen.add(kind_of(url)[0])
             tab.page.goto(site.url + url)
-            for fold in tab.page.query_selector_all("details:not([open])")[:6]:
-                fold.evaluate("d => d.open = true")
             assert tab.page.evaluate("window.hit === undefined"), url
             assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
                 f"{url} is wider than the window"
             )
-            tab.page.evaluate(axe)
-            result = tab.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-            for violation in result["violations"]:
-                if violation["impact"] in ("serious", "critical"):
-                    nodes = [(n["target"], n["failureSummary"][:200]) for n in violation["nodes"][:3]]
-                    found.append((url, violation["id"], nodes))
+            found += axe.violations(tab.page)
         tab.faults.clear()  # statuses of the damaged
     assert len(seen) > 20
     assert not found, json.dumps(found, indent=1, ensure_ascii=False)

@@ -4,32 +4,10 @@ import re
 
 import orjson
 import pytest
-from starlette.testclient import TestClient
 
-from rayrl.studio.app import create_app
-from rayrl.studio.config import StudioConfig
 from rayrl.studio.pages.arena import contests
 from rayrl.studio.pages.help import texts
 from rayrl.studio.pages.shell import HERE
-from rayrl.workbench.workbench import Workbench
-from tests.studio.pages.runs_root import make_root
-
-HTML = {"accept": "text/html"}
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return make_root(tmp_path_factory.mktemp("runs"))
-
-
-@pytest.fixture(scope="module")
-def client(root, tmp_path_factory):
-    store = tmp_path_factory.mktemp("store")
-    bench = Workbench(store)
-    config = StudioConfig(root=str(store), runs=str(root))
-    with TestClient(create_app(bench, config), base_url="http://127.0.0.1", headers=HTML) as made:
-        yield made
-    bench.close()
 
 
 def main(client, url, status=200):

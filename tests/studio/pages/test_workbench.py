@@ -2,6 +2,7 @@
 
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -420,10 +421,25 @@ def test_overview_and_comparison_lead_to_exports_and_terms(studio):
     assert all(f'id="{anchor}"' in glossary for anchor in linked)
 
 
-def test_a_second_click_on_the_sample_makes_no_second_experiment(tmp_path):
+def test_a_form_sent_twice_makes_one_experiment(tmp_path):
     made = Studio(tmp_path / "store")
     made.app.state.context.supervisor = None
     made.client = TestClient(made.app, base_url="http://127.0.0.1")  # not entered: no supervisor runs it
-    assert made.post("/workbench/sample") == made.post("/workbench/sample")
-    assert len(made.bench.experiments.page()) == 1
+    once = {"once": re.search(r'name="once" value="([\w-]+)"', made.get("/workbench"))[1]}
+    with ThreadPoolExecutor(3) as clicks:
+        (sample,) = set(clicks.map(lambda _: made.post("/workbench/sample", once), range(3)))
+    (row,) = made.bench.experiments.page()
+    assert row["id"] in sample
+
+    def facts(address):
+        key = re.search(r'name="once" value="([\w-]+)"', made.get(address))[1]
+        return {"once": key, "dataset": row["dataset_id"], "snapshot": row["snapshot_id"], "model": "reader"}
+
+    for address, action in (("configure", "experiments"), (f"experiments/{row['id']}/clone",) * 2):
+        filled = facts(f"/workbench/{address}")
+        location = made.post(f"/workbench/{action}", filled)
+        assert made.post(f"/workbench/{action}", filled) == location
+        assert made.post(f"/workbench/{action}", filled | {"model": "shaky-reader"}) != location, "another content"
+        assert made.post(f"/workbench/{action}", facts(f"/workbench/{address}")) != location, "the form shown anew"
+    assert len(made.bench.experiments.page()) == 1 + 2 * 3
     made.bench.close()

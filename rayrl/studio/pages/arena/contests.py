@@ -20,6 +20,7 @@ import numpy as np
 from rayrl.errors import DataError
 from rayrl.evaluation.paired import mcnemar_exact, paired_difference
 from rayrl.evaluation.statistics import wilson
+from rayrl.retrieval.report import LABELS
 from rayrl.schemas import JsonDict, canonical_json, sha256_hex
 from rayrl.studio.context import Context
 from rayrl.studio.pages.background import BACKGROUND
@@ -121,19 +122,7 @@ _FILES: dict[str, tuple[str, Any]] = {
     "training": ("quickstart_training.json", lambda result: [row["policy"] for row in result["rows"]]),
     "skills": ("evaluation.json", lambda result: list(result["arms"]) if "arms" in result else None),
 }
-ORDER = (
-    *(
-        "no_retrieval",
-        "always_one",
-        "fixed_040",
-        "tuned_threshold",
-        "logistic_cut",
-        "logistic_plan",
-        "best_plan",
-        "sft",
-    ),
-    *("sft_shifted", "sft_seed", "sft_trace", "exact_gradient", "perfect_gate", "oracle"),
-)
+ORDER = tuple(LABELS)
 
 
 def crossfit(path: Path, slug: str, name: str, split: str) -> Contest:

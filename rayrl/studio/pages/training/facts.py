@@ -33,7 +33,7 @@ def training_facts(place: Place, locks: frozenset[int]) -> JsonDict:
     facts: JsonDict = {"slug": place.slug, "name": place.name, "path": path, "changed": place.changed}
     found, problem = guarded(lambda: _figures(path))
     facts |= {"problem": problem, "updates": None, "planned": None, "mode": None, "actions": None}
-    facts |= {"balanced": None, "oracle": None, "rivals": []}
+    facts |= {"balanced": None, "oracle": None, "rivals": [], "example": None}
     facts |= found or {}
     try:
         locked = (path / ".lock").stat().st_ino in locks
@@ -64,6 +64,7 @@ def _figures(path: Path) -> JsonDict:
             "planned": result["planned_updates"],
             "mode": result["mode"],
             "actions": result["actions"],
+            "example": result.get("example"),
             "balanced": _rate(trained) if trained else None,
             "oracle": rows["oracle"]["balanced"] if "oracle" in rows else None,
         }

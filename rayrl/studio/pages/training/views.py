@@ -102,7 +102,7 @@ def walk(request: Request, ctx: Ctx, slug: Slug, q: Annotated[str, Query(max_len
     facts = load(ctx, slug)
     found, problem = None, None
     examples = EXAMPLES
-    if facts["gate"] is not None and (own := seek(facts["gate"])):
+    if facts["gate"] is not None and (own := facts["example"] or seek(facts["gate"])):
         examples = (own, *EXAMPLES)
     if q.strip() and facts["gate"] is not None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -9,7 +10,7 @@ from fastapi import Path, Request
 from starlette.datastructures import FormData
 
 from rayrl.errors import DataError
-from rayrl.schemas import JsonDict
+from rayrl.schemas import JsonDict, canonical_json, sha256_hex
 from rayrl.studio.context import Context
 from rayrl.studio.pages.language import Translate
 from rayrl.studio.pages.workbench.analysis import tab_counts
@@ -23,11 +24,23 @@ FILTERS = (
 )  # fmt: skip
 LISTS = ("disagreements", "cases")
 ENDED = ("completed", "cancelled", "invalid")
+AGAIN_S = 10.0
+"""How long a form sent twice waits for what its first sending makes."""
 
 
 async def form_of(request: Request) -> FormData:
     """The fields of a form (at most 2,000, text only)."""
     return await request.form(max_fields=2000)
+
+
+def made_once(ctx: Context, form: FormData, what: str, make: Callable[[], str]) -> str:
+    """The id of what a form makes. The same form with the same contents again, as it was shown: the first one's.
+
+    A form without the hidden field ``once`` makes something each time.
+    """
+    body = {name: value for name, value in form.items() if isinstance(value, str)}
+    key = sha256_hex(canonical_json([what, body])) if field(form, "once") else None
+    return str(ctx.once(key, what, body, lambda: {"id": make()}, wait_s=AGAIN_S)["id"])
 
 
 def field(form: FormData, name: str, default: str = "") -> str:

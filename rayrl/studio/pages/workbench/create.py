@@ -13,7 +13,7 @@ from rayrl.errors import DataError, UserError
 from rayrl.schemas import JsonDict
 from rayrl.studio.context import Context, Ctx
 from rayrl.studio.pages.shell import back, page
-from rayrl.studio.pages.workbench.common import field, form_of, url, whole
+from rayrl.studio.pages.workbench.common import field, form_of, made_once, url, whole
 from rayrl.workbench.experiments import Params
 from rayrl.workbench.mapping import DEFAULT_LABELS, TARGETS, FieldRule, MappingProfile
 from rayrl.workbench.readers.rows import Options
@@ -221,21 +221,28 @@ def create(request: Request, ctx: Ctx, form: Annotated[FormData, Depends(form_of
             snapshot_id = ctx.bench.snapshots.add_folder(folder)["id"]
         snapshot = ctx.bench.snapshots.get(snapshot_id)
         model = field(form, "model")
-        made = ctx.bench.experiments.create(
-            name=field(form, "name")[:200] or f"{snapshot_label(snapshot)} · {model}",
-            dataset_id=field(form, "dataset"),
-            snapshot_id=snapshot_id,
-            model=model,
-            params=params_of(form),
-            concurrency=max(1, min(256, whole(form, "concurrency", ctx.config.batch_concurrency))),
-        )
+        facts: JsonDict = {
+            "name": field(form, "name")[:200] or f"{snapshot_label(snapshot)} · {model}",
+            "dataset_id": field(form, "dataset"),
+            "snapshot_id": snapshot_id,
+            "model": model,
+            "params": params_of(form),
+            "concurrency": max(1, min(256, whole(form, "concurrency", ctx.config.batch_concurrency))),
+        }
+        start = form.get("start", "1") == "1"
+
+        def make() -> str:
+            made = ctx.bench.experiments.create(**facts)
+            if start:
+                ctx.bench.experiments.move(made["id"], "start")
+            return str(made["id"])
+
+        experiment_id = made_once(ctx, form, "create", make)
     except UserError as error:
         given = {name: value for name, value in form.items() if isinstance(value, str)}
         return show_configure(request, ctx, given, str(error))
-    if form.get("start", "1") == "1":
-        ctx.bench.experiments.move(made["id"], "start")
-        ctx.wake()
-    return back(url(made["id"]), "created")
+    ctx.wake()
+    return back(url(experiment_id), "created")
 
 
 def params_of(form: FormData) -> Params:

@@ -24,6 +24,7 @@ from rayrl.studio.pages.workbench.common import (
     filters_of,
     form_of,
     head,
+    made_once,
     parts,
     url,
     whole,
@@ -232,12 +233,17 @@ def clone(request: Request, ctx: Context, experiment_id: str, form: FormData) ->
         if "name" not in changes:
             snapshot = ctx.bench.snapshots.get(str(changes.get("snapshot_id", base["snapshot_id"])))
             changes["name"] = f"{snapshot_label(snapshot)} · {changes.get('model', base['model_name'])}"
-        made = ctx.bench.experiments.clone(experiment_id, changes)
+
+        def make() -> str:
+            made = ctx.bench.experiments.clone(experiment_id, changes)
+            ctx.bench.experiments.move(made["id"], "start")
+            return str(made["id"])
+
+        made_id = made_once(ctx, form, f"clone {experiment_id}", make)
     except UserError as error:
         return show_clone(request, ctx, experiment_id, str(error))
-    ctx.bench.experiments.move(made["id"], "start")
     ctx.wake()
-    return back(url(made["id"]), "cloned")
+    return back(url(made_id), "cloned")
 
 
 @router.get(BASE + "/clone")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -16,7 +14,7 @@ from rayrl.schemas import JsonDict
 from rayrl.studio.context import Context, Ctx
 from rayrl.studio.pages.shell import back, page, url_with
 from rayrl.studio.pages.workbench.analysis import headline
-from rayrl.studio.pages.workbench.common import field, form_of, parts, url
+from rayrl.studio.pages.workbench.common import field, form_of, made_once, parts, url
 from rayrl.studio.requests import DatasetId
 from rayrl.workbench import tables
 from rayrl.workbench.experiments import STATES
@@ -27,8 +25,6 @@ router = APIRouter(include_in_schema=False)
 PAGE = 30
 ROWS = 50
 SAMPLE_NAME = f"{SKILL} v1 · reader"
-AGAIN_S = 10
-_SAMPLE = threading.Lock()
 
 
 @router.get("/workbench")
@@ -63,21 +59,11 @@ def totals(ctx: Context) -> dict[str, int]:
 
 
 @router.post("/workbench/sample")
-def sample(ctx: Ctx) -> Response:
+def sample(ctx: Ctx, form: Annotated[FormData, Depends(form_of)]) -> Response:
     """The shipped data set and the shipped Skill in both its versions, run with the scripted reader."""
-    with _SAMPLE:  # a second click goes to the experiment of the first
-        made = recent_sample(ctx) or make_sample(ctx)
+    experiment_id = made_once(ctx, form, "sample", lambda: make_sample(ctx)["id"])
     ctx.wake()
-    return back(url(made["id"]), "sample")
-
-
-def recent_sample(ctx: Context) -> JsonDict | None:
-    """The sample's experiment where it was made within the last seconds."""
-    since = (datetime.now(UTC) - timedelta(seconds=AGAIN_S)).isoformat()
-    for row in ctx.bench.experiments.page(limit=5):
-        if row["name"] == SAMPLE_NAME and row["cloned_from"] is None and row["created_at"] >= since:
-            return row
-    return None
+    return back(url(experiment_id), "sample")
 
 
 def make_sample(ctx: Context, n: int = 600) -> JsonDict:
