@@ -30,6 +30,11 @@ os.environ[KEY_ENV] = KEY
 WriteConfig = Callable[..., Path]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Browser tests come last: Playwright leaves an event loop running in its thread until the browser is closed."""
+    items.sort(key=lambda item: item.get_closest_marker("browser") is not None)
+
+
 @pytest.fixture(scope="session")
 def products_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A catalogue of 60 generated products in the public format."""
