@@ -1,10 +1,10 @@
-"""How long the server takes for the workbench's pages over an experiment of 100,000 cases and a record of 50 MB.
+"""How long the workbench's pages take over an experiment of 100,000 cases and a record of 50 MB.
 
-    python -m benchmarks.studio_pages [--cases 100000] [--root FOLDER]
+    python -m benchmarks.studio_pages [--cases 100000] [--root FOLDER] [--out FILE]
 
-Builds a store with two experiments of made-up results (no model runs), asks for each page cold (the first time since
-the server began) and warm, and prints milliseconds of one request each. A page whose figures are still being computed
-in the background says so; "computing" marks it. The time until a comparison is ready is printed in seconds.
+Builds a store with two experiments of made-up results (no model runs). Then, for each page: the first visit of a studio
+that has just started, until Chromium shows something of it, until all figures are there, and the median of five later
+visits (see :mod:`benchmarks.studio_visits`). At last all pages in a row, asked of one studio that has just started.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ import gzip
 import hashlib
 import random
 import tempfile
-import time
+from dataclasses import asdict
 from pathlib import Path
 
 import orjson
 from sqlalchemy import bindparam, insert, update
-from starlette.testclient import TestClient
 
-from rayrl.studio.app import create_app
-from rayrl.studio.config import StudioConfig
+from benchmarks.studio_visits import Studio, chromium, table, visit
 from rayrl.workbench import tables
 from rayrl.workbench.cases import Case
 from rayrl.workbench.samples import skill_folder
@@ -31,7 +29,6 @@ from rayrl.workbench.workbench import Workbench
 
 DOMAINS = ("navigation", "car", "media", "information", "calls")
 REFS = ("knowledge/地图能力.md#到达电量预估", "knowledge/边界.md#开放式行程规划", "SKILL.md#默认")
-HTML = {"accept": "text/html"}
 
 
 def build(bench: Workbench, n: int) -> list[str]:
@@ -98,40 +95,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=100_000)
     parser.add_argument("--root", type=Path)
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         root = args.root or Path(scratch)
         bench = Workbench(root)
         a, b = build(bench, args.cases)
-        app = create_app(bench, StudioConfig(root=str(root)))
-        client = TestClient(app, base_url="http://127.0.0.1")
-        client.get("/sign-in", headers=HTML)
+        bench.close()
         base = f"/workbench/experiments/{a}"
         urls = ["/workbench", base, f"{base}/disagreements", f"{base}/disagreements?review=none", f"{base}/cases"]
         urls += [f"{base}/cases?cursor={args.cases * 9 // 10}.0", f"{base}/cases?search={args.cases - 1}"]
         urls += [f"{base}/cases?sort=confidence", f"{base}/versions", f"{base}/cases/{args.cases // 2}"]
         urls += [f"{base}/cases/0", f"{base}/cases/0?part=1000", f"/workbench/compare?a={a}&b={b}"]
-        cold = [_ask(client, url) for url in urls]
-        began, ready = time.perf_counter(), None
-        while ready is None and time.perf_counter() - began < 120:
-            time.sleep(0.5)
-            if not _ask(client, urls[-1])[1]:
-                ready = time.perf_counter() - began
-        warm = [_ask(client, url) for url in urls]
-        print(f"{'cold ms':>9} {'warm ms':>9}  page")
-        for url, (first, computing), (later, _) in zip(urls, cold, warm, strict=True):
-            name = url.replace(a, "A").replace(b, "B")
-            print(f"{first:9.0f} {later:9.0f}  {name}{'  (computing at first)' if computing else ''}")
-        print(f"comparison ready after {ready:.1f} s" if ready else "comparison not ready after 120 s")
-        bench.close()
+        runs = Path(scratch) / "runs"
+        runs.mkdir()
 
+        def start() -> Studio:
+            return Studio(root, runs)
 
-def _ask(client: TestClient, url: str) -> tuple[float, bool]:
-    began = time.perf_counter()
-    answer = client.get(url, headers=HTML)
-    if answer.status_code != 200:
-        raise SystemExit(f"{url} answered {answer.status_code}: {answer.text[:300]}")
-    return (time.perf_counter() - began) * 1000, "data-poll" in answer.text
+        with chromium() as browser:
+            found = {url.replace(a, "A").replace(b, "B"): visit(start, browser, url) for url in urls}
+        with start() as studio:
+            row = [round(studio.ask(url)[0]) for url in urls]
+    print(table(found))
+    print(f"all in a row, ms: {row}")
+    if args.out:
+        made = {"pages": {name: asdict(one) for name, one in found.items()}, "in_a_row_ms": row}
+        args.out.write_bytes(orjson.dumps(made, option=orjson.OPT_INDENT_2))
 
 
 if __name__ == "__main__":

@@ -1,27 +1,25 @@
 """How long the pages of Runs take for large runs: ``python -m benchmarks.studio_runs [--out FILE]``.
 
-Two synthetic runs of 10,000 episodes (about 160 MB of traces each) and one episode of 50 MB. Times are those of the
-server, in milliseconds: the first visit, and the median of five later ones.
+Two synthetic runs of 10,000 episodes (about 160 MB of traces each) and one episode of 50 MB. Each page is visited twice
+over by studios that have just started (see :mod:`benchmarks.studio_visits`): over a store that has never seen these
+runs, and over one that has their index on disk. Pages of single episodes have an address only once there is an index.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
+import shutil
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import orjson
-from starlette.testclient import TestClient
 
-from rayrl.studio.app import create_app
-from rayrl.studio.config import StudioConfig
+from benchmarks.studio_visits import Studio, chromium, table, visit, working
 from rayrl.testing.traces import TraceRecipe, write_run
-from rayrl.workbench.workbench import Workbench
 
 EPISODES, STEPS, PAGE_CHARS = 10_000, 1000, 51_000
-WORKING = "◐"
 PAGES = {
     "list of runs": "/runs",
     "run": "/runs/a",
@@ -51,46 +49,38 @@ def long_episode(folder: Path) -> str:
     return str(record["episode_id"])
 
 
-def measure(client: TestClient, url: str) -> dict[str, float]:
-    """First visit, how long until everything is there, and the median of five later visits."""
-
-    def visit() -> tuple[float, str]:
-        began = time.perf_counter()
-        text = client.get(url).text
-        return 1000 * (time.perf_counter() - began), text
-
-    began = time.perf_counter()
-    first, text = visit()
-    while WORKING in text.partition("<main")[2]:
-        time.sleep(0.2)
-        _, text = visit()
-    ready = time.perf_counter() - began
-    later = statistics.median(visit()[0] for _ in range(5))
-    return {"first_ms": round(first), "ready_s": round(ready, 1), "later_ms": round(later)}
-
-
 def main() -> None:
-    """Measure and print, as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "runs"
+    with tempfile.TemporaryDirectory() as scratch, chromium() as browser:
+        root, store = Path(scratch) / "runs", Path(scratch) / "store"
         for name, competence in (("a", 0.0), ("b", 0.3)):
             write_run(root / name, TraceRecipe(experiment=name, tasks=EPISODES // 2, samples=2, competence=competence))
         episode = long_episode(root / "long")
-        bench = Workbench(Path(folder) / "store")
-        app = create_app(bench, StudioConfig(root=str(bench.store.root), runs=str(root)))
-        with TestClient(app, base_url="http://127.0.0.1", headers={"accept": "text/html"}) as client:
-            client.get("/help")  # templates are compiled once
-            found = {name: measure(client, url) for name, url in PAGES.items()}
-            found["run of one episode of 50 MB"] = measure(client, "/runs/long")
-            found["episode of 50 MB"] = measure(client, f"/runs/long/episodes/{episode}?from=600")
-        bench.close()
-    text = orjson.dumps(found, option=orjson.OPT_INDENT_2)
-    print(text.decode())
+        pages = PAGES | {
+            "run of one episode of 50 MB": "/runs/long",
+            "episode of 50 MB": f"/runs/long/episodes/{episode}?from=600",
+        }
+
+        def anew() -> Studio:
+            shutil.rmtree(store, ignore_errors=True)
+            return Studio(store, root)
+
+        def known() -> Studio:
+            return Studio(store, root)
+
+        unseen = {name: visit(anew, browser, url) for name, url in pages.items() if "/episodes/" not in url}
+        with anew() as studio:
+            for url in ("/runs/a", "/runs/b", "/runs/long"):
+                while working(studio.ask(url)[1]):
+                    time.sleep(0.2)
+        seen = {name: visit(known, browser, url) for name, url in pages.items()}
+    print(f"runs never seen before\n{table(unseen)}\n\nindex on disk\n{table(seen)}")
     if args.out:
-        args.out.write_bytes(text)
+        made = {name: {k: asdict(v) for k, v in part.items()} for name, part in (("unseen", unseen), ("seen", seen))}
+        args.out.write_bytes(orjson.dumps(made, option=orjson.OPT_INDENT_2))
 
 
 if __name__ == "__main__":

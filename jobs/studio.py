@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import socket
 import sys
@@ -36,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from rayrl.config import load_raw, parse_config
     from rayrl.studio.app import create_app
     from rayrl.studio.config import StudioConfig
+    from rayrl.studio.pages import shell
     from rayrl.workbench.launcher import DriverHandle, ProcessDriver, Supervisor
     from rayrl.workbench.readers.rows import Limits
     from rayrl.workbench.samples import SKILL, skill_folder
@@ -79,6 +81,10 @@ def run(args: argparse.Namespace) -> int:
             f"rayrl studio: http://{config.host}:{port}  (store {root}, runs {config.runs}); Ctrl-C ends it",
             markup=False,
         )
+    # what was imported stays: otherwise every full collection looks at all of it again, 70 ms within somebody's request
+    shell.warm().join()
+    gc.collect()
+    gc.freeze()
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, server_header=False))
     server.run(sockets=[listener])
     bench.close()

@@ -268,7 +268,7 @@ def _skill_diff(bench: Workbench, one: JsonDict, two: JsonDict, flips: dict[str,
     if one["snapshot_id"] == two["snapshot_id"]:
         return []
     changes = diff_skills(bench.snapshots.load(one["snapshot_id"]), bench.snapshots.load(two["snapshot_id"]))
-    cited = {name: _cited(bench, (one["id"], two["id"]), cases) for name, cases in flips.items()}
+    cited = {name: _cited(bench, (one, two), cases) for name, cases in flips.items()}
     out = []
     for change in changes:
         hits = {}
@@ -278,15 +278,18 @@ def _skill_diff(bench: Workbench, one: JsonDict, two: JsonDict, flips: dict[str,
     return out
 
 
-def _cited(bench: Workbench, experiments: tuple[str, str], cases: list[str]) -> dict[str, set[str]]:
+def _cited(bench: Workbench, experiments: tuple[JsonDict, ...], cases: list[str]) -> dict[str, set[str]]:
     out: dict[str, set[str]] = {}
     with bench.store.read() as connection:
-        for start in range(0, len(cases), 500):
-            query = select(_R.c.case_id, _R.c.detail).where(
-                _R.c.experiment_id.in_(experiments), _R.c.repeat == 0, _R.c.case_id.in_(cases[start : start + 500])
+        for experiment in experiments:
+            # over the data set's index of case ids: results have none, and would be looked through from end to end
+            query = select(_R.c.case_id, _R.c.detail).join(
+                _C, and_(_C.c.dataset_id == experiment["dataset_id"], _C.c.ordinal == _R.c.ordinal)
             )
-            for case_id, detail in connection.execute(query):
-                refs = out.setdefault(case_id, set())
-                for item in ((detail or {}).get("evidence") or {}).get("cited", []):
-                    refs.add(f"{item['path']}#{item['section']}" if item.get("section") else str(item.get("path")))
+            query = query.where(_R.c.experiment_id == experiment["id"], _R.c.repeat == 0)
+            for start in range(0, len(cases), 500):
+                for case_id, detail in connection.execute(query.where(_C.c.case_id.in_(cases[start : start + 500]))):
+                    refs = out.setdefault(case_id, set())
+                    for item in ((detail or {}).get("evidence") or {}).get("cited", []):
+                        refs.add(f"{item['path']}#{item['section']}" if item.get("section") else str(item.get("path")))
     return out

@@ -13,7 +13,7 @@ from rayrl.errors import DataError
 from rayrl.workbench.compare import compare, needed_discordant, similarity, verdict
 from rayrl.workbench.experiments import Params
 from rayrl.workbench.metrics import NONE, OTHER, Judged, experiment_metrics, score
-from rayrl.workbench.results import Filter, page
+from rayrl.workbench.results import Filter, counts, page
 from rayrl.workbench.reviews import StaleReviewError, add_review, list_reviews, repair
 from tests.workbench.conftest import drive, sample_dataset, sample_experiment
 
@@ -188,6 +188,16 @@ def test_reviews_are_versioned_and_guarded_and_repair_the_labels(bench):
     assert experiment_metrics(bench.store, experiment, ["fast", "slow"])["overall"]["accuracy"] == views["original"]
     assert [row["ordinal"] for row in page(bench, experiment["id"], Filter(review="ambiguous"))["items"]] == [second]
     assert len(page(bench, experiment["id"], Filter(review="none"), limit=100)["items"]) == 28
+    wanted = {
+        "wrong": Filter(agrees=False),
+        "to look at": Filter(disagreements=True, review="none"),
+        "low": Filter(disagreements=True, max_confidence=0.6),
+        "reviewed": Filter(review="any", repeat=0),
+        "found": Filter(search="1", state="completed"),
+        "every": Filter(),
+    }
+    listed = {name: len(page(bench, experiment["id"], f, limit=100)["items"]) for name, f in wanted.items()}
+    assert counts(bench, experiment["id"], wanted) == listed and listed["reviewed"] == 2
 
 
 def test_failed_cases_count_as_wrong_and_infrastructure_is_left_out(bench):

@@ -9,7 +9,7 @@ DASH = "–"
 
 def pct(value: float | None, digits: int = 1) -> str:
     """``0.921`` as ``92.1 %``."""
-    return DASH if value is None else f"{100 * value:.{digits}f} %"
+    return DASH if value is None else f"{100 * value:.{digits}f} %".replace("-", "−")
 
 
 def num(value: Any, digits: int = 2) -> str:
@@ -34,7 +34,7 @@ def span(rate: dict[str, Any] | None, *, scale: str = "pct") -> str:
     if not rate or rate.get("low") is None or rate.get("high") is None:
         return ""
     if scale == "pct":
-        return f"{100 * rate['low']:.1f} – {100 * rate['high']:.1f}"
+        return f"{100 * rate['low']:.1f} – {100 * rate['high']:.1f}".replace("-", "−")
     return f"{rate['low']:.2f} – {rate['high']:.2f}".replace("-", "−")
 
 

@@ -238,7 +238,7 @@ def signed_in(request: Request, token: Annotated[str, Form(max_length=1000)]) ->
 
 @lru_cache(maxsize=1)
 def warm() -> threading.Thread:
-    """Compiles the templates and reads the messages beside the first requests, once per process."""
+    """Compiles the templates and reads the messages, once per process; who serves pages waits for it."""
 
     def work() -> None:
         for name in ("ui.html", "base.html", *environment().list_templates(extensions=["html"])):

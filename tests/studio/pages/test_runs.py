@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import time
 
 import orjson
 import pytest
@@ -82,6 +83,22 @@ def test_index_grows_with_the_file_and_never_touches_the_run(tmp_path):
     columns = "SELECT position, episode, attempt, result, success, labels FROM attempts ORDER BY 1"
     assert index.query(columns) == afresh.query(columns)
     assert sorted(p.name for p in run.iterdir()) == before
+
+
+def test_a_large_file_is_read_in_a_process_of_its_own_and_the_index_is_the_same(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    write_run(run, TraceRecipe(tasks=6, samples=2, failure_rate=0.4))
+    here = RunIndex(run, tmp_path / "here.sqlite")
+    assert here.update(30)
+    monkeypatch.setattr("rayrl.studio.pages.runs.index.LARGE", 0)
+    away = RunIndex(run, tmp_path / "away.sqlite")
+    assert not away.update(30)  # nobody waits for a process to start
+    until = time.monotonic() + 60
+    while not away.update(0.1):
+        assert time.monotonic() < until and away.problem is None
+        time.sleep(0.05)
+    columns = "SELECT position, episode, attempt, result, success, labels, facts FROM attempts ORDER BY 1"
+    assert away.query(columns) == here.query(columns) and len(results(away)) == 12
 
 
 def test_index_begins_anew_for_another_file_and_survives_a_damaged_cache(tmp_path):

@@ -86,6 +86,7 @@ def test_plural_places_and_unknown_keys():
 
 def test_numbers():
     assert formats.pct(0.9214) == "92.1 %" and formats.pct(None) == "–"
+    assert formats.pct(-0.95, 0) == "−95 %" and formats.span({"low": -0.1, "high": 0.1}) == "−10.0 – 10.0"
     assert formats.points(-0.034) == "−3.4" and formats.span({"low": 0.1, "high": 0.25}) == "10.0 – 25.0"
     assert formats.span({"value": None, "low": None, "high": None}) == ""
     assert formats.num(12345) == "12,345" and formats.pvalue(1e-9) == "p < 0.0001"

@@ -16,7 +16,7 @@ from rayrl.studio.pages.workbench.comparing import difference
 from rayrl.studio.pages.workbench.lists import make_sample
 from rayrl.workbench.launcher import Supervisor
 from rayrl.workbench.metrics import kappa
-from rayrl.workbench.results import Filter, count, neighbours, page
+from rayrl.workbench.results import Filter, counts, neighbours, page
 from rayrl.workbench.reviews import list_reviews
 from rayrl.workbench.samples import SKILL, sample_file, skill_folder
 from rayrl.workbench.workbench import Workbench
@@ -131,7 +131,7 @@ def test_rules_name_what_errors_rest_on(studio):
 
 def test_filters_pages_and_neighbours_agree(studio):
     filters = Filter(disagreements=True, repeat=0)
-    total = count(studio.bench, studio.first, filters)
+    total = counts(studio.bench, studio.first, {"n": filters})["n"]
     rows = page(studio.bench, studio.first, filters, limit=500)["items"]
     assert total == len(rows) > 3
     order = [row["ordinal"] for row in rows]
@@ -360,15 +360,21 @@ def test_one_number_of_disagreements_throughout(studio):
     base = f"/workbench/experiments/{studio.first}"
     accuracy = studio.client.get(f"/api/evaluations/{studio.first}/metrics").json()["overall"]["accuracy"]
     wrong = accuracy["n"] - accuracy["successes"]
-    wide = count(studio.bench, studio.first, Filter(disagreements=True, repeat=0))
+    wanted = {"w": Filter(disagreements=True, repeat=0), "o": Filter(agrees=False, repeat=0, review="none")}
+    wide, open_ = counts(studio.bench, studio.first, wanted).values()
     assert wide > wrong > 0
     text = studio.get(f"{base}/disagreements?lang=en")
     assert f"To look at <span>{wide}</span>" in text and f"disagreements {wrong}</a>" in text
     assert f"Run {wrong} disagreements again" in text
-    open_ = count(studio.bench, studio.first, Filter(agrees=False, repeat=0, review="none"))
     assert f"Review {open_} disagreements" in text
     queue = studio.client.get(f"{base}/review", headers=HTML, follow_redirects=False).headers["location"]
     assert "agrees=0" in queue and "review=none" in queue
+
+
+def test_pages_say_that_they_count_while_the_numbers_are_being_made(studio, monkeypatch):
+    monkeypatch.setattr("rayrl.studio.pages.workbench.common.tab_counts", lambda ctx, experiment: None)
+    for part in ("", "/disagreements", "/cases", "/versions"):
+        assert "data-poll" in studio.get(f"/workbench/experiments/{studio.first}{part}")
 
 
 def test_a_case_that_agrees_is_not_reviewed_as_if_it_differed(studio):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from rayrl.evaluation.comparable import manifest_differences
@@ -9,9 +10,10 @@ from rayrl.evaluation.compare import LOWER_IS_BETTER, compare_rows
 from rayrl.evaluation.sources import find_sources, read_rows, split_unusable
 from rayrl.evaluation.statistics import LEVEL
 from rayrl.schemas import JsonDict
+from rayrl.studio.pages.apart import apart
 from rayrl.studio.pages.background import BACKGROUND
 from rayrl.studio.pages.language import Translate
-from rayrl.studio.pages.runs.index import RunIndex
+from rayrl.studio.pages.runs.index import LARGE, RunIndex
 from rayrl.traces.manifest import read_manifest
 
 MOVES = ("won", "lost", "both", "neither")
@@ -27,15 +29,27 @@ def compared(left: JsonDict, right: JsonDict, metric: str) -> JsonDict | None:
         DataError: the runs cannot be compared (no such metric).
     """
 
+    paths, names = (left["path"], right["path"]), (left["name"], right["name"])
+    large = left["trace_bytes"] + right["trace_bytes"] >= LARGE
+
     def make() -> JsonDict:
-        rows = [split_unusable(read_rows(find_sources([str(run["path"])])))[0] for run in (left, right)]
-        found: JsonDict = compare_rows(*rows, name_a=left["name"], name_b=right["name"], metric=metric)
-        found["manifest_differences"] = manifest_differences(*(read_manifest(run["path"]) for run in (left, right)))
-        return found
+        return apart(compare_runs, paths, names, metric) if large else compare_runs(paths, names, metric)
 
     stamp = tuple((str(run["path"]), run["trace_bytes"], run["fingerprint"]) for run in (left, right))
-    small = left["trace_bytes"] + right["trace_bytes"] < 80_000_000
-    found: JsonDict | None = BACKGROUND.get(("compare", stamp, metric), stamp, make, wait_s=20.0 if small else 0.15)
+    wait_s = 0.0 if large else 20.0
+    found: JsonDict | None = BACKGROUND.get(("compare", stamp, metric), stamp, make, wait_s=wait_s)
+    return found
+
+
+def compare_runs(paths: tuple[Path, Path], names: tuple[str, str], metric: str) -> JsonDict:
+    """The comparison of two run folders out of their traces.
+
+    Raises:
+        DataError: the runs cannot be compared (no such metric).
+    """
+    rows = [split_unusable(read_rows(find_sources([str(path)])))[0] for path in paths]
+    found: JsonDict = compare_rows(*rows, name_a=names[0], name_b=names[1], metric=metric)
+    found["manifest_differences"] = manifest_differences(*map(read_manifest, paths))
     return found
 
 

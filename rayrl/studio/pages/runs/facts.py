@@ -12,9 +12,10 @@ import orjson
 from rayrl.evaluation.summary import summarize
 from rayrl.schemas import JsonDict
 from rayrl.studio.context import Context
+from rayrl.studio.pages.apart import apart
 from rayrl.studio.pages.background import BACKGROUND
 from rayrl.studio.pages.places import SEPARATOR, Place, guarded, read_lines, read_object, resolve, walk
-from rayrl.studio.pages.runs.index import RunIndex, index_of
+from rayrl.studio.pages.runs.index import BRIEF_S, LARGE, RunIndex, index_of
 from rayrl.traces.manifest import MANIFEST, read_manifest
 from rayrl.traces.store import TRACES
 
@@ -22,8 +23,6 @@ SUMMARY, METRICS, EVENTS = "summary.json", "metrics.jsonl", "events.jsonl"
 COMPACT = "traces.parquet"
 OWNER = frozenset({"gate.json", "evaluation.json", "state.json"})
 """A folder with one of these is a skill pipeline or gate; the runs inside are its own."""
-SMALL = 8_000_000
-"""Traces of so many bytes are read while a page waits."""
 
 _MANIFEST_FACTS = ("created_at", "expected", "model", "checkpoint", "level", "split", "role", "skills", "fingerprint")
 
@@ -58,7 +57,7 @@ def runs_of(ctx: Context, patience_s: float = 0.0) -> list[JsonDict]:
     until = time.monotonic() + patience_s
     for run in found:
         index = run_index(ctx, run["path"])
-        if 0 < run["trace_bytes"] < SMALL and not index.current() and (left := until - time.monotonic()) > 0:
+        if 0 < run["trace_bytes"] < LARGE and not index.current() and (left := until - time.monotonic()) > 0:
             guarded(partial(index.update, left))
         recount(run, index)
     return sorted(found, key=lambda run: (run["created_at"] or "", run["slug"]), reverse=True)
@@ -191,15 +190,23 @@ def summary_of(run: JsonDict, index: RunIndex) -> JsonDict | None:
         return read_object(path / SUMMARY)
 
     def make() -> JsonDict:
-        from rayrl.evaluation.sources import find_sources, read_rows, split_unusable
-
-        rows, _ = split_unusable(read_rows(find_sources([str(path)])))
-        found: JsonDict = summarize(rows, expected_jobs=run["expected"])
-        return found
+        if run["trace_bytes"] < LARGE:
+            return summarize_run(path, run["expected"])
+        return apart(summarize_run, path, run["expected"])
 
     if not run["trace_bytes"]:
         return None
-    found: JsonDict | None = BACKGROUND.get((str(path), "summary"), _stat(path / TRACES), make, wait_s=_wait(run))
+    wait_s = 20.0 if run["trace_bytes"] < LARGE else 0.0
+    found: JsonDict | None = BACKGROUND.get((str(path), "summary"), _stat(path / TRACES), make, wait_s=wait_s)
+    return found
+
+
+def summarize_run(path: Path, expected: int | None) -> JsonDict:
+    """The summary of a run out of its traces."""
+    from rayrl.evaluation.sources import find_sources, read_rows, split_unusable
+
+    rows, _ = split_unusable(read_rows(find_sources([str(path)])))
+    found: JsonDict = summarize(rows, expected_jobs=expected)
     return found
 
 
@@ -224,17 +231,14 @@ def diagnosis_of(run: JsonDict, index: RunIndex) -> JsonDict | None:
             )
         return tally.rates()
 
-    found: JsonDict | None = BACKGROUND.get((str(run["path"]), "diagnosis"), index.stamp(), make, wait_s=_wait(run))
+    wait_s = 20.0 if run["trace_bytes"] < LARGE else BRIEF_S
+    found: JsonDict | None = BACKGROUND.get((str(run["path"]), "diagnosis"), index.stamp(), make, wait_s=wait_s)
     return found
 
 
 def goals_known(path: Path) -> bool:
     """Whether the run has private goals beside its traces (labels about the target rest on them)."""
     return _stat(path / "private.jsonl")[1] > 0
-
-
-def _wait(run: JsonDict) -> float:
-    return 20.0 if run["trace_bytes"] < 40_000_000 else 0.15
 
 
 def progress_points(path: Path, most: int = 400) -> dict[str, list[Any]]:

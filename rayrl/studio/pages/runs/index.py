@@ -10,6 +10,7 @@ A SQLite file in the studio's own cache folder, never in the run. Invariants:
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 import time
@@ -30,10 +31,15 @@ from rayrl.evaluation.sources import Source, find_sources, load_goals, plan_chun
 from rayrl.evaluation.view import view_of
 from rayrl.export.filters import filter_values
 from rayrl.schemas import JsonDict, sha256_hex
+from rayrl.studio.pages.apart import apart
 from rayrl.traces.store import TRACES
 
 VERSION = "1"
 BATCH = 256
+LARGE = 8_000_000
+"""Traces of fewer bytes are read while a page waits; so many are read in a process of their own, and no page waits."""
+BRIEF_S = 0.1
+"""How long a page waits for what needs the index of a large run; it asks again for the rest."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS attempts (
@@ -73,6 +79,8 @@ class RunIndex:
     def update(self, wait_s: float) -> bool:
         """Bring the index up to date within ``wait_s``; ``False`` while it is still being read.
 
+        Nobody waits where very much is to be read.
+
         Raises:
             DataError: the traces cannot be read.
         """
@@ -85,7 +93,7 @@ class RunIndex:
                 busy = True
             thread = self._thread
         if busy and thread is not None:
-            thread.join(wait_s)
+            thread.join(0.0 if self._apart() else wait_s)
         if self.problem:
             raise DataError(self.problem)
         return not (busy and thread is not None and thread.is_alive())
@@ -96,7 +104,8 @@ class RunIndex:
 
     def share(self) -> float:
         """How much of the file has been read, 0 to 1."""
-        size = self._size()
+        stat = self._stat()
+        size = stat.st_size if stat is not None else 0
         return min(1.0, int(self.meta().get("offset", 0)) / size) if size else 1.0
 
     def stamp(self) -> tuple[str, ...]:
@@ -135,26 +144,35 @@ class RunIndex:
         connection.execute("PRAGMA synchronous=NORMAL")
         return connection
 
-    def _size(self) -> int:
-        try:
-            return (self.run_dir / TRACES).stat().st_size
-        except OSError:
-            return 0
+    def _apart(self) -> bool:
+        """Whether so much is left to read that a process of its own does it."""
+        meta, stat = self.meta(), self._stat()
+        return stat is not None and stat.st_size - (int(meta["offset"]) if self._of(meta, stat) else 0) > LARGE
 
     def _stale(self) -> bool:
-        meta = self.meta()
-        try:
-            stat = (self.run_dir / TRACES).stat()
-        except OSError:
+        meta, stat = self.meta(), self._stat()
+        if stat is None:
             return False
         torn = int(meta.get("torn_size", -1))  # a torn tail is read again only when the file has grown
-        here = meta.get("version") == VERSION and meta.get("inode") == str(stat.st_ino)
-        return not here or (int(meta.get("offset", 0)) != stat.st_size and torn != stat.st_size)
+        return not self._of(meta, stat) or (int(meta["offset"]) != stat.st_size and torn != stat.st_size)
+
+    def _of(self, meta: dict[str, str], stat: os.stat_result) -> bool:
+        """Whether the index is of this very file."""
+        return meta.get("version") == VERSION and meta.get("inode") == str(stat.st_ino) and "offset" in meta
+
+    def _stat(self) -> os.stat_result | None:
+        try:
+            return (self.run_dir / TRACES).stat()
+        except OSError:
+            return None
 
     def _work(self) -> None:
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            self._read()
+            if self._apart():
+                apart(read_into, self.run_dir, self.file)
+            else:
+                self._read()
         except sqlite3.OperationalError as error:  # another studio at work on it, a full disk: the file is sound
             self.problem = f"the index of {self.run_dir.name} cannot be written ({error}); load the page again"
         except sqlite3.DatabaseError as error:
@@ -187,6 +205,11 @@ class RunIndex:
                     connection.execute(_MARK, (batch.rows[0][0],))
                 connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(meta.items()))
                 connection.execute("COMMIT")
+
+
+def read_into(run_dir: Path, file: Path) -> None:
+    """Bring the index in ``file`` up to date; for a process of its own."""
+    RunIndex(run_dir, file)._read()
 
 
 @dataclass

@@ -23,7 +23,7 @@ from rayrl.studio.pages.language import Translate
 from rayrl.studio.pages.places import guarded, read_object
 from rayrl.studio.pages.runs import facts as of
 from rayrl.studio.pages.runs.episodes import OUTCOMES, PAGE, SORTS, choice_of, episode_url, positions, rows_at
-from rayrl.studio.pages.runs.index import RunIndex
+from rayrl.studio.pages.runs.index import BRIEF_S, LARGE, RunIndex
 from rayrl.studio.pages.shell import page, texts
 from rayrl.traces.manifest import MANIFEST, flatten
 from rayrl.traces.store import TRACES
@@ -40,7 +40,7 @@ def open_index(ctx: Context, run: JsonDict, wait_s: float | None = None) -> tupl
     if not run["trace_bytes"]:
         return index, None, True
     if wait_s is None:
-        wait_s = 8.0 if run["trace_bytes"] < of.SMALL else 0.15
+        wait_s = 8.0 if run["trace_bytes"] < LARGE else BRIEF_S
     try:
         return index, None, index.update(wait_s)
     except DataError as error:

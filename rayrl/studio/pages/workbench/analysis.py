@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
+import orjson
 from sqlalchemy import func, select, text
 
 from rayrl.evaluation.statistics import wilson
@@ -17,7 +18,7 @@ from rayrl.studio.context import Context
 from rayrl.studio.pages.background import BACKGROUND
 from rayrl.workbench import tables
 from rayrl.workbench.metrics import experiment_metrics, rate
-from rayrl.workbench.results import Filter, count
+from rayrl.workbench.results import Filter, counts
 
 RESAMPLES = 2000
 SMALL = 5000
@@ -146,26 +147,30 @@ def tab_counts(ctx: Context, experiment: JsonDict) -> JsonDict | None:
             "reviewed": Filter(review="any", repeat=0),
             "again": Filter(agrees=False, state="completed"),
         }
-        return {name: count(ctx.bench, experiment["id"], filters) for name, filters in wanted.items()}
+        return counts(ctx.bench, experiment["id"], wanted)
 
     found: JsonDict | None = cached(ctx, experiment, "tabs", make)
     return found
 
 
-_RULES = text(
+_CITED = text(
     """
-    SELECT coalesce(json_extract(c.value, '$.path'), json_extract(c.value, '$.ref')) AS path,
-           json_extract(c.value, '$.section') AS section, json_extract(c.value, '$.exists') AS there,
-           gold, prediction, agrees, count(*) AS n
-    FROM evaluation_results r, json_each(r.detail, '$.evidence.cited') c
+    SELECT json_extract(detail, '$.evidence.cited') AS cited, gold, prediction, agrees, evidence, count(*) AS n
+    FROM evaluation_results
     WHERE experiment_id = :experiment AND repeat = 0 AND state = 'completed' AND gold IS NOT NULL
-    GROUP BY 1, 2, 3, 4, 5, 6
-    UNION ALL
-    SELECT '', NULL, 0, gold, prediction, agrees, count(*) FROM evaluation_results
-    WHERE experiment_id = :experiment AND repeat = 0 AND state = 'completed' AND gold IS NOT NULL AND evidence = 'none'
-    GROUP BY gold, prediction, agrees
+    GROUP BY gold, prediction, agrees, evidence, cited
     """
 )
+"""Verdicts by what they cite: many cite the same, so that each list of citations is read once."""
+
+
+def cited(row: Any) -> Iterator[tuple[str, bool]]:
+    """The passages a verdict cites, and whether they are there; the empty reference where it has no basis."""
+    for item in orjson.loads(row["cited"] or "[]"):
+        path = item.get("path") if item.get("path") is not None else item.get("ref")
+        yield (f"{path}#{item['section']}" if item.get("section") else str(path)), bool(item.get("exists"))
+    if row["evidence"] == "none":
+        yield "", False
 
 
 def rules(ctx: Context, experiment: JsonDict) -> list[JsonDict] | None:
@@ -178,16 +183,16 @@ def rules(ctx: Context, experiment: JsonDict) -> list[JsonDict] | None:
 
     def make() -> list[JsonDict]:
         with ctx.bench.store.read() as connection:
-            rows = connection.execute(_RULES, {"experiment": experiment["id"]}).mappings().all()
+            rows = connection.execute(_CITED, {"experiment": experiment["id"]}).mappings().all()
         found: dict[str, JsonDict] = {}
         for row in rows:
-            ref = f"{row['path']}#{row['section']}" if row["section"] else str(row["path"])
-            one = found.setdefault(ref, {"ref": ref, "exists": bool(row["there"]), "n": 0, "wrong": 0, "turns": {}})
-            one["n"] += row["n"]
-            if row["agrees"] == 0:
-                one["wrong"] += row["n"]
-                turn = f"{row['gold']} → {row['prediction']}"
-                one["turns"][turn] = one["turns"].get(turn, 0) + row["n"]
+            for ref, exists in cited(row):
+                one = found.setdefault(ref, {"ref": ref, "exists": exists, "n": 0, "wrong": 0, "turns": {}})
+                one["n"] += row["n"]
+                if row["agrees"] == 0:
+                    one["wrong"] += row["n"]
+                    turn = f"{row['gold']} → {row['prediction']}"
+                    one["turns"][turn] = one["turns"].get(turn, 0) + row["n"]
         out = [one | {"rate": rate(one["wrong"], one["n"])} for one in found.values() if one["wrong"]]
         return sorted(out, key=lambda one: (-wilson(one["wrong"], one["n"])[0], -one["wrong"], one["ref"]))
 

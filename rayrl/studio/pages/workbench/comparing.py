@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -14,6 +12,7 @@ from starlette.datastructures import FormData
 from rayrl.errors import DataError
 from rayrl.schemas import JsonDict
 from rayrl.studio.context import Context, Ctx
+from rayrl.studio.pages.apart import apart
 from rayrl.studio.pages.background import BACKGROUND
 from rayrl.studio.pages.language import Translate
 from rayrl.studio.pages.shell import back, page, texts, url_with
@@ -79,11 +78,9 @@ def figures(ctx: Context, one: JsonDict, two: JsonDict) -> JsonDict | None:
     def make() -> JsonDict:
         if not large:
             return compare(ctx.bench, one["id"], two["id"], examples=KEPT)
-        # seconds of pure computing: in a process of its own it holds up no other page
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            return pool.submit(compare_apart, str(ctx.bench.store.root), one["id"], two["id"]).result()
+        return apart(compare_apart, str(ctx.bench.store.root), one["id"], two["id"])
 
-    made: JsonDict | None = BACKGROUND.get(key, stamp, make, wait_s=wait(one, two))
+    made: JsonDict | None = BACKGROUND.get(key, stamp, make, wait_s=0.0 if large else wait(one, two))
     return made
 
 

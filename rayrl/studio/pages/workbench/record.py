@@ -6,9 +6,7 @@ a part at a time.
 
 from __future__ import annotations
 
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from typing import Any
 
 import orjson
@@ -17,6 +15,7 @@ from sqlalchemy import select
 from rayrl.errors import DataError
 from rayrl.schemas import JsonDict
 from rayrl.studio.context import Context
+from rayrl.studio.pages.apart import apart
 from rayrl.studio.pages.background import Background
 from rayrl.traces.schema import expand
 from rayrl.workbench import tables
@@ -72,11 +71,9 @@ def record_of(ctx: Context, experiment_id: str, ordinal: int, repeat: int, attem
         if quick:
             return prepare(trace(ctx.bench, experiment_id, ordinal, repeat, attempt))
         # parsing a large record would hold up every other page for as long as it takes
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            root = str(ctx.bench.store.root)
-            return pool.submit(prepare_apart, root, experiment_id, ordinal, repeat, attempt).result()
+        return apart(prepare_apart, str(ctx.bench.store.root), experiment_id, ordinal, repeat, attempt)
 
-    found: Record | None = RECORDS.get(key, row[1] if row else "", make, wait_s=30.0 if quick else 0.15)
+    found: Record | None = RECORDS.get(key, row[1] if row else "", make, wait_s=30.0 if quick else 0.0)
     return found
 
 
