@@ -6,6 +6,7 @@ The process has a low priority: pages come first where cores are few. It ends wi
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import get_context
@@ -32,8 +33,9 @@ def apart(work: Callable[..., T], *arguments: object) -> T:
         receiving, sending = context.Pipe(duplex=False)
         process = context.Process(target=_child, args=(sending, work, arguments), daemon=True)
         process.start()
-        with suppress(OSError):  # from the first moment on: its imports alone would keep a core busy
-            os.setpriority(os.PRIO_PROCESS, process.pid or 0, NICE)
+        if process.pid is not None:
+            with suppress(OSError):  # from the first moment on: its imports alone would keep a core busy
+                os.setpriority(os.PRIO_PROCESS, process.pid, NICE)
         sending.close()  # else the end of the process would not be seen here
         try:
             done, value = receiving.recv()
@@ -52,9 +54,11 @@ def apart(work: Callable[..., T], *arguments: object) -> T:
 
 
 def _child(sending: Connection, work: Callable[..., object], arguments: tuple[object, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches everybody: this one ends without a word
     try:
         answer: tuple[bool, object] = (True, work(*arguments))
     except Exception as error:  # whatever it is, the page says it
         answer = (False, error)
-    sending.send(answer)
+    with suppress(BrokenPipeError):  # the studio is gone
+        sending.send(answer)
     sending.close()

@@ -58,3 +58,5 @@ class Background:
 
 
 BACKGROUND = Background()
+AWAY = Background(workers=4)
+"""For what processes of their own compute: these threads only wait for them, and nothing quick waits behind them."""

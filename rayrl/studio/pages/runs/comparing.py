@@ -11,7 +11,7 @@ from rayrl.evaluation.sources import find_sources, read_rows, split_unusable
 from rayrl.evaluation.statistics import LEVEL
 from rayrl.schemas import JsonDict
 from rayrl.studio.pages.apart import apart
-from rayrl.studio.pages.background import BACKGROUND
+from rayrl.studio.pages.background import AWAY, BACKGROUND
 from rayrl.studio.pages.language import Translate
 from rayrl.studio.pages.runs.index import LARGE, RunIndex
 from rayrl.traces.manifest import read_manifest
@@ -36,8 +36,8 @@ def compared(left: JsonDict, right: JsonDict, metric: str) -> JsonDict | None:
         return apart(compare_runs, paths, names, metric) if large else compare_runs(paths, names, metric)
 
     stamp = tuple((str(run["path"]), run["trace_bytes"], run["fingerprint"]) for run in (left, right))
-    wait_s = 0.0 if large else 20.0
-    found: JsonDict | None = BACKGROUND.get(("compare", stamp, metric), stamp, make, wait_s=wait_s)
+    where, wait_s = (AWAY, 0.0) if large else (BACKGROUND, 20.0)
+    found: JsonDict | None = where.get(("compare", stamp, metric), stamp, make, wait_s=wait_s)
     return found
 
 

@@ -13,7 +13,7 @@ from rayrl.evaluation.summary import summarize
 from rayrl.schemas import JsonDict
 from rayrl.studio.context import Context
 from rayrl.studio.pages.apart import apart
-from rayrl.studio.pages.background import BACKGROUND
+from rayrl.studio.pages.background import AWAY, BACKGROUND
 from rayrl.studio.pages.places import SEPARATOR, Place, guarded, read_lines, read_object, resolve, walk
 from rayrl.studio.pages.runs.index import BRIEF_S, LARGE, RunIndex, index_of
 from rayrl.traces.manifest import MANIFEST, read_manifest
@@ -196,8 +196,8 @@ def summary_of(run: JsonDict, index: RunIndex) -> JsonDict | None:
 
     if not run["trace_bytes"]:
         return None
-    wait_s = 20.0 if run["trace_bytes"] < LARGE else 0.0
-    found: JsonDict | None = BACKGROUND.get((str(path), "summary"), _stat(path / TRACES), make, wait_s=wait_s)
+    where, wait_s = (BACKGROUND, 20.0) if run["trace_bytes"] < LARGE else (AWAY, 0.0)
+    found: JsonDict | None = where.get((str(path), "summary"), _stat(path / TRACES), make, wait_s=wait_s)
     return found
 
 

@@ -13,7 +13,7 @@ from rayrl.errors import DataError
 from rayrl.schemas import JsonDict
 from rayrl.studio.context import Context, Ctx
 from rayrl.studio.pages.apart import apart
-from rayrl.studio.pages.background import BACKGROUND
+from rayrl.studio.pages.background import AWAY, BACKGROUND
 from rayrl.studio.pages.language import Translate
 from rayrl.studio.pages.shell import back, page, texts, url_with
 from rayrl.studio.pages.workbench.analysis import SMALL, headline, last_event, wait
@@ -80,7 +80,8 @@ def figures(ctx: Context, one: JsonDict, two: JsonDict) -> JsonDict | None:
             return compare(ctx.bench, one["id"], two["id"], examples=KEPT)
         return apart(compare_apart, str(ctx.bench.store.root), one["id"], two["id"])
 
-    made: JsonDict | None = BACKGROUND.get(key, stamp, make, wait_s=0.0 if large else wait(one, two))
+    where, wait_s = (AWAY, 0.0) if large else (BACKGROUND, wait(one, two))
+    made: JsonDict | None = where.get(key, stamp, make, wait_s=wait_s)
     return made
 
 
