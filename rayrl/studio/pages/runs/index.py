@@ -49,6 +49,8 @@ CREATE TABLE IF NOT EXISTS attempts (
   instruction TEXT, cause TEXT, labels BLOB, facts BLOB NOT NULL, result INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX IF NOT EXISTS by_episode ON attempts (episode, position);
 CREATE INDEX IF NOT EXISTS by_result ON attempts (result, position);
+CREATE INDEX IF NOT EXISTS by_outcome ON attempts (result, complete, cause);
+CREATE INDEX IF NOT EXISTS by_task ON attempts (task);
 CREATE TABLE IF NOT EXISTS found (label TEXT NOT NULL, position INTEGER NOT NULL, PRIMARY KEY (label, position))
   WITHOUT ROWID;
 """

@@ -182,7 +182,8 @@ def episodes(request: Request, ctx: Ctx, slug: Slug, cursor: Annotated[int, "pos
     first = chosen.index(cursor) + 1 if cursor >= 0 and cursor in chosen else 0
     shown = chosen[first : first + PAGE]
     labels = index.query(
-        "SELECT label, count(*) FROM found JOIN attempts USING (position) WHERE result GROUP BY label ORDER BY 2 DESC"
+        "SELECT label, count(*) FROM found WHERE position NOT IN (SELECT position FROM attempts WHERE result = 0)"
+        " GROUP BY label ORDER BY 2 DESC"
     )
     causes = index.query(
         "SELECT cause, count(*) FROM attempts WHERE result AND cause IS NOT NULL GROUP BY 1 ORDER BY 2 DESC"
