@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """``rayrl gate``."""
     gate = RetrievalGate(args.gate or find_gate(), mode=args.mode)
-    gate.decide(args.question[0])  # the first call loads the encoder; its time says nothing
+    gate.warm_up()  # the time of loading the encoder says nothing
     decisions = [(q, gate.decide(q)) for q in args.question]
     if args.json:
         print_json(

@@ -8,10 +8,14 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jobs.output import console, print_json
 from jobs.runs import default_root
 from rayrl.errors import UserError
+
+if TYPE_CHECKING:
+    from rayrl.retrieval.gate import RetrievalGate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,9 +70,8 @@ def run(args: argparse.Namespace) -> int:
     def launch(experiment_id: str) -> DriverHandle:
         return ProcessDriver(command, experiment_id, root / "logs" / f"{experiment_id}.log")
 
-    app = create_app(
-        bench, config, supervisor=Supervisor(bench.store, launch), token=token, gate=_gate(config.checkpoints)
-    )
+    gate = _gate(config.checkpoints)
+    app = create_app(bench, config, supervisor=Supervisor(bench.store, launch), token=token, gate=gate)
     if args.openapi:
         print_json(app.openapi())
         return 0
@@ -85,13 +88,15 @@ def run(args: argparse.Namespace) -> int:
     shell.warm().join()
     gc.collect()
     gc.freeze()
+    if gate is not None:
+        gate.warm_up(wait=False)  # its encoders take seconds to load: not within somebody's request
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, server_header=False))
     server.run(sockets=[listener])
     bench.close()
     return 0
 
 
-def _gate(folder: str | None) -> object:
+def _gate(folder: str | None) -> RetrievalGate | None:
     if folder is None:
         return None
     from rayrl.retrieval.gate import RetrievalGate

@@ -2,7 +2,8 @@
 
 A gate folder is self-contained: ``gate.json`` (what it is), ``gate.safetensors`` (weights and vectors),
 ``memories.jsonl`` and ``prior.jsonl``. Loading checks the encoder's identity; embedding the memory again is not needed.
-Beyond the encoder a decision is a few small matrix products.
+Beyond the encoder a decision is a few matrix products (:mod:`rayrl.retrieval.serving`); decision processes that it does
+not know are played in the batch environment, with the same result.
 
 Modes: ``off`` never retrieves and computes nothing, ``shadow`` decides and reports but says "do not act", ``enforce``
 is meant to be obeyed.
@@ -11,6 +12,7 @@ is meant to be obeyed.
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,7 @@ from rayrl.retrieval.index import Floats, build_index
 from rayrl.retrieval.mdp import MdpConfig, RetrievalEnv
 from rayrl.retrieval.policy import MeanPolicy, PolicySpec, RetrievalPolicy, checksum
 from rayrl.retrieval.pools import Memory, read_records
+from rayrl.retrieval.serving import SERVED_GROUPS, QuestionFeatures, Walk, can_walk
 from rayrl.retrieval.task import Material, TaskConfig, View
 from rayrl.retrieval.world import World
 
@@ -72,7 +75,11 @@ def export_gate(
     temporary = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    arrays: dict[str, Any] = {"memory/vectors": view.index.vectors}
+    arrays: dict[str, Any] = {
+        "memory/vectors": view.index.vectors,
+        "memory/density": view.index.density,
+        "memory/hubness": view.index.hubness,
+    }
     arrays.update({f"policy/{k}": v.numpy() for k, v in policy.state_dict().items()})
     if view.prior is not None:
         arrays["prior/vectors"] = view.prior.vectors
@@ -145,7 +152,8 @@ class RetrievalGate:
         if checksum(self._policy) != meta["policy_checksum"]:
             raise DataError(f"{folder}: the weights do not match their checksum")
         memories = read_records(folder / "memories.jsonl", Memory)
-        self.index = build_index(memories, self.encoder, arrays["memory/vectors"])
+        known = (arrays["memory/density"], arrays["memory/hubness"]) if "memory/density" in arrays else None
+        self.index = build_index(memories, self.encoder, arrays["memory/vectors"], known)
         self._prior = None
         if "prior/vectors" in arrays:
             ids = tuple(orjson.loads(line)["id"] for line in (folder / "prior.jsonl").read_bytes().splitlines())
@@ -154,6 +162,30 @@ class RetrievalGate:
         self._check = None
         if "check/sentences" in arrays:
             self._check = TextCheck(arrays["check/sentences"], arrays["check/owner"], arrays.get("check/second"))
+        self._fast: tuple[QuestionFeatures, Walk] | None = None
+        if can_walk(self._mdp) and set(meta["groups"]) <= SERVED_GROUPS:
+            features = QuestionFeatures(
+                self.index,
+                groups=meta["groups"],
+                k=meta["k"],
+                prior=self._prior,
+                basis=self._basis,
+                check=self._check,
+            )
+            self._fast = features, Walk(self._policy, self._mdp)
+        self._warm = threading.Lock()
+
+    def warm_up(self, *, wait: bool = True) -> None:
+        """Load the encoders and touch every array, so that the first question is answered as fast as the others.
+
+        Without ``wait`` this happens in a thread; a question that comes meanwhile waits for the encoder as it would
+        have anyway.
+        """
+        if not wait:
+            threading.Thread(target=self.warm_up, name="gate-warm-up", daemon=True).start()
+            return
+        with self._warm:
+            self.decide(self.index.memories[0].text[:200])
 
     def decide(self, question: str) -> Decision:
         """Decide about one question."""
@@ -180,7 +212,24 @@ class RetrievalGate:
     def decide_vector(
         self, question: str, vector: Floats, second: Floats | None
     ) -> tuple[int, list[float], list[int], list[float]]:
-        """Number of retrievals, probabilities of retrieving step by step, memory rows and cosines of the queue."""
+        """Number of retrievals, probabilities of retrieving step by step, memory rows and cosines of the queue.
+
+        Args:
+            question: its text.
+            vector: ``[1, d]`` its unit vector.
+            second: ``[1, d2]`` under the second encoder, where the gate has one.
+        """
+        if self._fast is None:
+            return self.decide_in_batch(question, vector, second)
+        features, walk = self._fast
+        seen = features.of(question, vector[0], None if second is None else second[0])
+        retrieve, probabilities = walk.play(seen)
+        return retrieve, probabilities, seen.rows.tolist(), seen.cosine.tolist()
+
+    def decide_in_batch(
+        self, question: str, vector: Floats, second: Floats | None
+    ) -> tuple[int, list[float], list[int], list[float]]:
+        """As :meth:`decide_vector`, by the code of training and evaluation: any decision process, and the reference."""
         features = compute(
             self.index,
             vector,

@@ -19,6 +19,8 @@ from rayrl.retrieval.pools import Memory
 
 Floats = NDArray[np.float32]
 NEIGHBOURS = 5
+_BLOCK = 1024
+"""Rows whose neighbours are sought at a time."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,19 @@ class MemoryIndex:
         return np.asarray(queries @ self.vectors.T, dtype=np.float32)
 
 
-def build_index(memories: Sequence[Memory], encoder: Encoder, vectors: Floats | None = None) -> MemoryIndex:
+def build_index(
+    memories: Sequence[Memory],
+    encoder: Encoder,
+    vectors: Floats | None = None,
+    around: tuple[Floats, Floats] | None = None,
+) -> MemoryIndex:
     """Embed (unless given) and index.
+
+    Args:
+        memories: M texts.
+        encoder: theirs.
+        vectors: ``[M, d]`` unit rows, where they are known.
+        around: density and hubness ``[M]``, where they are known; all pairs are compared otherwise.
 
     Raises:
         DataError: fewer than 2 memories, or vectors of another shape.
@@ -67,12 +80,7 @@ def build_index(memories: Sequence[Memory], encoder: Encoder, vectors: Floats | 
     position = {name: i for i, name in enumerate(names)}
     category_of = np.array([position[m.category] for m in memories], np.int64)
     centroids = np.stack([_unit(vectors[category_of == i].mean(0)) for i in range(len(names))])
-    similarity = vectors @ vectors.T
-    np.fill_diagonal(similarity, -np.inf)
-    k = min(NEIGHBOURS, len(memories) - 1)
-    nearest = np.argpartition(-similarity, k - 1, axis=1)[:, :k]
-    density = np.take_along_axis(similarity, nearest, axis=1).mean(1)
-    hubs = np.bincount(nearest.ravel(), minlength=len(memories))
+    density, hubness = around if around is not None else neighbourhoods(vectors)
     return MemoryIndex(
         memories=tuple(memories),
         vectors=vectors,
@@ -81,9 +89,25 @@ def build_index(memories: Sequence[Memory], encoder: Encoder, vectors: Floats | 
         category_of=category_of,
         centroid=_unit(vectors.mean(0)),
         category_centroids=centroids.astype(np.float32),
-        density=density.astype(np.float32),
-        hubness=np.log1p(hubs).astype(np.float32),
+        density=density,
+        hubness=hubness,
     )
+
+
+def neighbourhoods(vectors: Floats) -> tuple[Floats, Floats]:
+    """Density and hubness of unit rows ``[M, d]``, each ``[M]``; see :class:`MemoryIndex`. Memory grows with M only."""
+    m = len(vectors)
+    k = min(NEIGHBOURS, m - 1)
+    density = np.zeros(m, np.float32)
+    hubs = np.zeros(m, np.int64)
+    for start in range(0, m, _BLOCK):
+        similarity = vectors[start : start + _BLOCK] @ vectors.T
+        here = np.arange(len(similarity))
+        similarity[here, start + here] = -np.inf
+        nearest = np.argpartition(-similarity, k - 1, axis=1)[:, :k]
+        density[start : start + _BLOCK] = np.take_along_axis(similarity, nearest, axis=1).mean(1)
+        hubs += np.bincount(nearest.ravel(), minlength=m)
+    return density, np.log1p(hubs).astype(np.float32)
 
 
 def top_k(similarity: Floats, k: int) -> NDArray[np.int64]:

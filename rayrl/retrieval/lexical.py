@@ -1,8 +1,7 @@
-"""BM25 and word overlap without a search engine: a dense term-by-memory weight matrix.
+"""BM25 and word overlap without a search engine: an inverted index in three arrays.
 
-A memory of some hundred texts has a few thousand terms, so the matrix is a few megabytes and one question is a gather
-and a sum. Words are runs of Latin letters and digits with light suffix stripping; Chinese is cut into character
-bigrams (and single characters where alone).
+One question adds up the postings of its terms, some microseconds each. Words are runs of Latin letters and digits with
+light suffix stripping; Chinese is cut into character bigrams (and single characters where alone).
 """
 
 from __future__ import annotations
@@ -47,25 +46,29 @@ def _stem(word: str) -> str:
 
 
 class LexicalIndex:
-    """BM25 (k1, b) weights ``[V, M]``, binary presence ``[V, M]`` and inverse document frequencies ``[V]``."""
+    """BM25 (k1, b) as postings: for each term the memories that hold it and their weights; idf per term ``[V]``."""
 
     def __init__(self, texts: Sequence[str], k1: float = 1.2, b: float = 0.75) -> None:
         counts = [Counter(tokens(t)) for t in texts]
         self.vocabulary = {term: i for i, term in enumerate(sorted({t for c in counts for t in c}))}
+        self.memories = len(counts)
         lengths = np.array([sum(c.values()) for c in counts], np.float32)
         average = max(float(lengths.mean()), 1.0) if len(counts) else 1.0
-        weights = np.zeros((len(self.vocabulary), len(counts)), np.float32)
-        for column, counter in enumerate(counts):
-            for term, n in counter.items():
-                weights[self.vocabulary[term], column] = (
-                    n * (k1 + 1) / (n + k1 * (1 - b + b * lengths[column] / average))
-                )
-        self.presence: NDArray[np.float32] = (weights > 0).astype(np.float32)
-        document_frequency = self.presence.sum(1)
+        long = k1 * (1 - b + b * lengths / average)
+        entries = sum(len(c) for c in counts)
+        term = np.fromiter((self.vocabulary[t] for c in counts for t in c), np.int64, entries)
+        often = np.fromiter((n for c in counts for n in c.values()), np.float64, entries)
+        column = np.repeat(np.arange(len(counts)), [len(c) for c in counts])
+        order = np.argsort(term, kind="stable")
+        term, often, column = term[order], often[order], column[order]
+        document_frequency = np.bincount(term, minlength=len(self.vocabulary)).astype(np.float32)
         self.idf: NDArray[np.float32] = np.log(
             1 + (len(counts) - document_frequency + 0.5) / (document_frequency + 0.5)
         ).astype(np.float32)
-        self.weights: NDArray[np.float32] = weights * self.idf[:, None]
+        self.starts: NDArray[np.int64] = np.searchsorted(term, np.arange(len(self.vocabulary) + 1))
+        self.columns: NDArray[np.int64] = column
+        saturated = (often * (k1 + 1)).astype(np.float32) / (often.astype(np.float32) + long[column])
+        self.weights: NDArray[np.float32] = saturated * self.idf[term]
         self.unseen_idf = math.log(1 + (len(counts) + 0.5) / 0.5)
 
     def query(self, text: str) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
@@ -73,11 +76,15 @@ class LexicalIndex:
         terms = sorted(set(tokens(text)))
         rows = [self.vocabulary[t] for t in terms if t in self.vocabulary]
         unseen = (len(terms) - len(rows)) * self.unseen_idf
+        bm25, coverage = np.zeros(self.memories, np.float32), np.zeros(self.memories, np.float32)
         if not rows:
-            zero = np.zeros(self.weights.shape[1], np.float32)
-            return zero, zero, 1.0 if terms else 0.0
-        idf = self.idf[rows]
-        total = float(idf.sum()) + unseen
-        bm25 = self.weights[rows].sum(0)
-        coverage = (idf @ self.presence[rows]) / total
-        return bm25, coverage.astype(np.float32), unseen / total
+            return bm25, coverage, 1.0 if terms else 0.0
+        for row in rows:
+            # a memory is there once per term, so that adding by index adds each weight
+            span = slice(self.starts[row], self.starts[row + 1])
+            columns = self.columns[span]
+            bm25[columns] += self.weights[span]
+            coverage[columns] += self.idf[row]
+        total = float(self.idf[rows].sum()) + unseen
+        coverage /= np.float32(total)
+        return bm25, coverage, unseen / total

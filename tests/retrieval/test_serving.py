@@ -1,0 +1,193 @@
+"""One question through the fast path against the batch path of training and evaluation."""
+
+import zlib
+
+import numpy as np
+import pytest
+import torch
+
+from rayrl.retrieval.encoders import HashEncoder
+from rayrl.retrieval.features import TopicPrior, compute, principal_directions
+from rayrl.retrieval.gate import RetrievalGate, export_gate
+from rayrl.retrieval.index import NEIGHBOURS, build_index, neighbourhoods
+from rayrl.retrieval.mdp import MdpConfig
+from rayrl.retrieval.policy import PolicySpec, RetrievalPolicy
+from rayrl.retrieval.pools import Memory, Question
+from rayrl.retrieval.serving import OneQuestion, QuestionFeatures, Walk, can_walk
+from rayrl.retrieval.task import Material, TaskConfig, build_view, world_of
+
+
+class Grainy(HashEncoder):
+    """No two texts at equal distance from a third, as with real encoders: ranks of equals are a matter of rounding."""
+
+    def encode(self, texts, role):
+        rows = super().encode(texts, role)
+        for row, text in zip(rows, texts, strict=True):
+            row += 0.05 * np.random.default_rng(zlib.crc32(text.encode())).normal(size=self.dim).astype(np.float32)
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+ENCODER, SECOND = Grainy(), Grainy(48)
+TOPICS = ("roof", "tax", "garden wall", "heat pump")
+
+
+def material(size: int) -> Material:
+    """A memory with sentences, repeated words and past questions."""
+    memories = tuple(
+        Memory(
+            id=f"m{i}",
+            text=f"Entry {i} about the {TOPICS[i % 4]}. It costs {i * 7} crowns. Ask office {i}!",
+            category=TOPICS[i % 4],
+            domain="d",
+        )
+        for i in range(size)
+    )
+    questions = tuple(
+        Question(id=f"q{i}", text=f"What costs the {TOPICS[i % 4]} number {i}?", answer_ids=(f"m{i}",), domain="d")
+        for i in range(min(size, 30))
+    ) + tuple(Question(id=f"x{i}", text=f"Who sang song {i} of zebra?", domain="trivia") for i in range(10))
+    texts = [q.text for q in questions]
+    return Material(
+        memories=memories,
+        distractors=(),
+        questions=questions,
+        memory_vectors=ENCODER.encode([m.text for m in memories], "passage"),
+        distractor_vectors=np.zeros((0, ENCODER.dim), np.float32),
+        question_vectors=ENCODER.encode(texts, "query"),
+        domains=frozenset({"d"}),
+        encoder=ENCODER,
+        check_encoder=SECOND,
+        second_questions=SECOND.encode(texts, "query"),
+    )
+
+
+def policy_for(static: int, dynamic: int, **changes) -> RetrievalPolicy:
+    spec = PolicySpec(
+        **{"static_dim": static, "dynamic_dim": dynamic, "actions": 2, "width": 8, "layers": 3, **changes}
+    )
+    policy = RetrievalPolicy(spec, seed=3).eval()
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(3.0)  # decisions of all kinds, not all near one half
+    return policy
+
+
+@pytest.mark.parametrize("groups", ["SLCMNEPX", "SLCMNPX", "SLCMN", *"SLCMNEPX"])
+@pytest.mark.parametrize("size", [3, 40])
+def test_features_are_those_of_the_world_that_trained(groups, size):
+    stuff = material(size)
+    config = TaskConfig(groups=groups, far="", distractors=())
+    view = build_view(stuff, config, range(size), range(len(stuff.questions)))
+    # questions nobody asked before: a past question does not see itself in training, and has no id in service
+    texts = ["office 3 for the heat pump?", "zebra", "", "Entry 2 about the garden wall. It costs 14 crowns."]
+    asked, second = ENCODER.encode(texts, "query"), SECOND.encode(texts, "query")
+    expected = compute(
+        *(view.index, asked, texts, [""] * len(texts)),
+        groups=groups,
+        prior=view.prior,
+        check=view.check,
+        second_queries=second,
+    )
+    one = QuestionFeatures(view.index, groups=groups, k=5, prior=view.prior, basis=None, check=view.check)
+    for i, text in enumerate(texts):
+        got = one.of(text, asked[i], second[i])
+        assert got.rows.tolist() == expected.candidates[i].tolist()
+        np.testing.assert_allclose(got.static, expected.static[i], rtol=1e-4, atol=2e-5)
+        np.testing.assert_allclose(got.candidate, expected.candidate[i], rtol=1e-4, atol=2e-5)
+        np.testing.assert_allclose(got.cosine, expected.quality[i], atol=1e-6)
+
+
+def test_features_of_a_projected_embedding_and_of_a_second_look_at_a_known_question():
+    stuff = material(40)
+    index = build_index(stuff.memories, ENCODER)
+    basis = principal_directions(index.vectors, 6)
+    prior = TopicPrior(stuff.question_vectors, np.arange(40) < 30, tuple(q.id for q in stuff.questions))
+    known = stuff.questions[4]
+    vector = stuff.question_vectors[4:5]
+    expected = compute(index, vector, [known.text], [""], groups="NE", prior=prior, basis=basis)
+    one = QuestionFeatures(index, groups="NE", k=5, prior=prior, basis=basis, check=None)
+    np.testing.assert_allclose(one.of(known.text, vector[0], None).static, expected.static[0], rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("max_steps", [1, 3, 12])
+def test_gate_decides_as_the_batch_environment(tmp_path, members, skip, max_steps):
+    stuff = material(40)
+    config = TaskConfig(groups="SLCMNPX", far="", distractors=())
+    mdp = MdpConfig(max_steps=max_steps)
+    view = build_view(stuff, config, range(40), range(40))
+    world = world_of(stuff, config, view, range(40))
+    policy = policy_for(world.static.shape[1], 5 + 3 + world.candidate.shape[2], members=members, skip=skip)
+    policy.standardise_with(world.static, torch.randn(64, policy.spec.dynamic_dim, generator=torch.manual_seed(1)))
+    with torch.no_grad():  # as many questions on either side of one half
+        logits = policy(world.static.repeat(members, 1), torch.zeros(members * world.rows, policy.spec.dynamic_dim))
+        policy.head.bias[:, :, 0] -= (logits[:, 0] - logits[:, 1]).median()
+    gate = RetrievalGate(
+        export_gate(tmp_path / "gate", stuff, config, mdp, view, policy), encoder=ENCODER, check=SECOND
+    )
+    assert gate.index.density.tolist() == view.index.density.tolist()
+    taken = set()
+    for i, question in enumerate(stuff.questions):
+        given = question.text, stuff.question_vectors[i : i + 1], stuff.second_questions[i : i + 1]
+        fast, batch = gate.decide_vector(*given), gate.decide_in_batch(*given)
+        assert fast[0] == batch[0]
+        assert fast[1] == pytest.approx(batch[1], abs=1e-5)
+        assert fast[2] == batch[2]
+        assert fast[3] == pytest.approx(batch[3], abs=1e-6)
+        taken.add(fast[0])
+    assert len(taken) > 1 or max_steps == 1, "the policy of this test should decide both ways"
+
+
+def test_other_decision_processes_go_through_the_batch_environment(tmp_path):
+    assert not can_walk(MdpConfig(actions=3))
+    assert not can_walk(MdpConfig(mode="revealing"))
+    stuff = material(40)
+    config = TaskConfig(groups="SLCM", far="", distractors=())
+    mdp = MdpConfig(actions=3)
+    view = build_view(stuff, config, range(40), ())
+    world = world_of(stuff, config, view, range(4))
+    policy = policy_for(world.static.shape[1], 5 + 3 + world.candidate.shape[2], actions=3)
+    with pytest.raises(ValueError, match="two actions"):
+        Walk(policy, mdp)
+    gate = RetrievalGate(
+        export_gate(tmp_path / "gate", stuff, config, mdp, view, policy), encoder=ENCODER, check=SECOND
+    )
+    question = stuff.questions[0].text
+    assert gate.decide(question).probability == gate.decide_in_batch(question, stuff.question_vectors[:1], None)[1][0]
+
+
+def test_the_walk_takes_what_is_as_likely_as_not():
+    policy = policy_for(1, 5 + 3 + 1)
+    with torch.no_grad():
+        policy.head.weight.zero_()
+        policy.head.bias.zero_()
+    question = OneQuestion(np.zeros(1, np.float32), np.zeros((5, 1), np.float32), np.arange(5), np.zeros(5, np.float32))
+    assert Walk(policy, MdpConfig()).play(question) == (5, [0.5] * 5)
+
+
+def test_neighbourhoods_do_not_depend_on_the_block(monkeypatch):
+    vectors = ENCODER.encode([f"text {i} with {i % 7}" for i in range(50)], "passage")
+    whole = neighbourhoods(vectors)
+    monkeypatch.setattr("rayrl.retrieval.index._BLOCK", 16)
+    density, hubness = neighbourhoods(vectors)
+    np.testing.assert_allclose(density, whole[0], atol=1e-6)
+    similarity = vectors @ vectors.T
+    np.fill_diagonal(similarity, -np.inf)
+    expected = np.sort(similarity, axis=1)[:, -NEIGHBOURS:].mean(1)
+    np.testing.assert_allclose(density, expected, atol=1e-6)
+    assert hubness.sum() > 0
+
+
+def test_warm_up_in_a_thread_and_at_once(tmp_path):
+    stuff = material(40)
+    config = TaskConfig(groups="SLCM", far="", distractors=())
+    view = build_view(stuff, config, range(40), ())
+    world = world_of(stuff, config, view, range(4))
+    policy = policy_for(world.static.shape[1], 5 + 3 + world.candidate.shape[2])
+    gate = RetrievalGate(
+        export_gate(tmp_path / "gate", stuff, config, MdpConfig(), view, policy), encoder=ENCODER, check=SECOND
+    )
+    gate.warm_up(wait=False)
+    gate.warm_up()
+    assert gate.decide("roof?").nearest
