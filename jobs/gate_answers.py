@@ -18,20 +18,33 @@ from rayrl.errors import ModelTransportError
 from rayrl.models.base import ChatModel
 from rayrl.models.config import ModelConfig
 from rayrl.models.registry import build_model
-from rayrl.retrieval.answers import Complete, Item, Prices, read_store, run_items, savings, summarise
+from rayrl.retrieval.answers import (
+    DIMENSIONS,
+    JUDGE_TEMPERATURE,
+    Complete,
+    Item,
+    Prices,
+    read_store,
+    records_of,
+    run_items,
+    savings,
+    summarise,
+)
 from rayrl.retrieval.baselines import FIXED_THRESHOLD
 from rayrl.retrieval.gate import RetrievalGate
 from rayrl.retrieval.sources import pool_by_name
+from rayrl.schemas import canonical_json, sha256_hex
 
-REPLY_TOOL: dict[str, Any] = {
+SCORE_TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
-        "name": "reply",
-        "description": "Give the reply as text.",
+        "name": "score",
+        "description": "Give the four scores, each from 0 to 10.",
         "parameters": {
             "type": "object",
-            "properties": {"text": {"type": "string", "description": "the whole reply"}},
-            "required": ["text"],
+            "properties": {d: {"type": "number", "minimum": 0, "maximum": 10} for d in DIMENSIONS},
+            "required": list(DIMENSIONS),
+            "additionalProperties": False,
         },
     },
 }
@@ -43,7 +56,9 @@ class AnswersConfig(Section):
     model: ModelConfig
     """Answers."""
     judge: ModelConfig | None = None
-    """Scores; None lets the answering model judge itself, which flatters it."""
+    """Scores; None lets the answering model judge itself at temperature .1, which flatters it."""
+    judge_tool: bool = True
+    """Ask for the scores as a tool call; without it as text that holds one JSON object."""
     pool: str = "zaragoza"
     """Questions with answers."""
     far: str = "trivia"
@@ -61,18 +76,21 @@ def evaluate_answers(config_name: str, gate_folder: Path, output: Path, *, as_js
     config = load_config(find_config(config_name), AnswersConfig)
     gate = RetrievalGate(gate_folder)
     items = make_items(config, gate)
-    answer, close_answer = as_completion(build_model(config.model))
-    judge, close_judge = as_completion(build_model(config.judge or config.model))
+    judging = config.judge or config.model.model_copy(update={"temperature": JUDGE_TEMPERATURE})
+    answering, judge_model = build_model(config.model), build_model(judging)
+    models = sha256_hex(canonical_json([answering.identity(), judge_model.identity(), config.judge_tool]))[:16]
+    answer, close_answer = as_completion(answering)
+    judge, close_judge = as_completion(judge_model, SCORE_TOOL if config.judge_tool else None)
     store = output / "answers.jsonl"
     try:
-        counts = run_items(items, answer, judge, store)
+        counts = run_items(items, answer, judge, store, models)
     finally:
         close_answer()
         close_judge()
     prices = Prices(config.per_million_tokens, config.seconds_per_retrieval)
     result: dict[str, Any] = {
         "counts": counts,
-        "scores": summarise(read_store(store)),
+        "scores": summarise(records_of(items, read_store(store), models)),
         "per_1000_questions": savings(items, prices),
         "store": str(store),
     }
@@ -109,18 +127,21 @@ def make_items(config: AnswersConfig, gate: RetrievalGate) -> list[Item]:
     return items
 
 
-def as_completion(model: ChatModel) -> tuple[Complete, Callable[[], None]]:
-    """A chat model as a plain ``prompt -> text`` function (through one tool, or its text where it calls none)."""
-    loop = asyncio.new_event_loop()
+def as_completion(model: ChatModel, tool: dict[str, Any] | None = None) -> tuple[Complete, Callable[[], None]]:
+    """A chat model as a plain ``prompt -> text`` function; with a tool, the arguments of its call as JSON.
 
-    def complete(prompt: str, temperature: float) -> str:
-        # the temperature is the model section's; the judge's belongs into its own section
-        output = loop.run_until_complete(model.generate([{"role": "user", "content": prompt}], [REPLY_TOOL], seed=0))
+    Where a model that should have called the tool did not, its text is what it said: reading it is the caller's task.
+    """
+    loop = asyncio.new_event_loop()
+    tools = [tool] if tool is not None else []
+
+    def complete(prompt: str) -> str:
+        output = loop.run_until_complete(model.generate([{"role": "user", "content": prompt}], tools, seed=0))
         if output.tool_calls:
-            return str(output.tool_calls[0].arguments.get("text", ""))
+            return canonical_json(output.tool_calls[0].arguments).decode()
         if output.content:
             return output.content
-        raise ModelTransportError("the model gave neither a reply nor text", code="empty_reply", stage="model")
+        raise ModelTransportError("the model gave neither a call nor text", code="empty_reply", stage="model")
 
     def close() -> None:
         loop.run_until_complete(model.aclose())

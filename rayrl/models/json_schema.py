@@ -77,6 +77,8 @@ def render_messages(messages: list[JsonDict], tools: list[JsonDict]) -> list[Jso
             out[-1] = {"role": role, "content": f"{out[-1]['content']}\n\n{text}"}
         else:
             out.append({"role": role, "content": text})
+    if not tools:
+        return out
     guide = _guide(tools)
     if out and out[0]["role"] == "system":
         out[0] = {"role": "system", "content": f"{out[0]['content']}\n\n{guide}"}

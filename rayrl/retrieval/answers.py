@@ -2,7 +2,8 @@
 
 Three ways to answer each question (no retrieval, fixed threshold .40, the trained gate) by any chat endpoint with the
 OpenAI protocol, each answer scored by a judge in four dimensions. A score that cannot be parsed is recorded as
-missing, never as a middle value; a failed call leaves the item unfinished, and the next run takes it up again.
+missing, never as a middle value; a failed call leaves the item unfinished, and the next run takes it up again. Ways
+that put the same into the prompt share one answer and one score, so that chance alone cannot tell them apart.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ from typing import Any
 import numpy as np
 import orjson
 
+from rayrl.errors import RunIncompleteError
 from rayrl.evaluation.paired import wilcoxon
 from rayrl.schemas import sha256_hex
 
 DIMENSIONS = ("relevance", "accuracy", "completeness", "depth")
 WEIGHTS = (0.30, 0.25, 0.25, 0.20)
 JUDGE_TEMPERATURE = 0.1
+REPLY_KEPT = 500
+"""Characters of a judge's reply that the record keeps, for a look at what could not be parsed."""
 WAYS = ("no_retrieval", "fixed_040", "gate")
 
-Complete = Callable[[str, float], str]
-"""``(prompt, temperature) -> text``; raises when the endpoint fails."""
+Complete = Callable[[str], str]
+"""``prompt -> text``; raises when the endpoint fails."""
 
 
 def answer_prompt(question: str, references: Sequence[str]) -> str:
@@ -79,46 +83,86 @@ class Item:
     references: dict[str, tuple[str, ...]]
 
 
-def run_items(items: Sequence[Item], answer: Complete, judge: Complete, store: Path) -> dict[str, int]:
+def run_items(
+    items: Sequence[Item], answer: Complete, judge: Complete, store: Path, models: str = ""
+) -> dict[str, int]:
     """Answer and judge what is not in ``store`` yet; one line per finished (item, way), flushed at once.
 
-    Returns counts: done now, already there, failed calls (those items stay open), unparsed scores.
+    Args:
+        items: the questions.
+        answer: gives the answer to a prompt.
+        judge: gives the judge's reply to a prompt.
+        store: JSONL file, made if need be; a torn last line is dropped.
+        models: who answers and judges; records of others are not taken for done.
+
+    Returns counts: done now, already there, failed calls (those items stay open), unparsed scores among those done now.
+
+    Raises:
+        RunIncompleteError: the first five calls failed.
     """
-    done = {(r["id"], r["way"], r["prompt"]) for r in read_store(store)}
+    records = records_of(items, read_store(store), models)
+    done = {(r["id"], r["way"]) for r in records}
+    by_prompt = {(r["id"], r["prompt"]): r for r in records}
     counts = {"done": 0, "kept": 0, "failed": 0, "unparsed": 0}
     store.parent.mkdir(parents=True, exist_ok=True)
+    _mend(store)
     with store.open("ab") as handle:
         for item in items:
             for way in WAYS:
-                prompt = answer_prompt(item.question, item.references[way])
-                key = (item.id, way, sha256_hex(prompt)[:16])
-                if key in done:
+                if (item.id, way) in done:
                     counts["kept"] += 1
                     continue
-                try:
-                    text = answer(prompt, 0.0)
-                    reply = judge(judge_prompt(item.question, text, item.truth), JUDGE_TEMPERATURE)
-                except Exception as error:  # the endpoint's own exceptions differ; the item stays open either way
-                    counts["failed"] += 1
-                    last = type(error).__name__
-                    if counts["failed"] >= 5 and counts["done"] == 0:
-                        raise RuntimeError(f"the first {counts['failed']} calls failed, last with {last}") from None
-                    continue
-                scores = parse_scores(reply)
-                counts["done"] += 1
-                counts["unparsed"] += scores is None
+                prompt = answer_prompt(item.question, item.references[way])
+                key = _prompt_key(item, way)
+                known = by_prompt.get((item.id, key))
+                if known is None:
+                    try:
+                        text = answer(prompt)
+                        reply = judge(judge_prompt(item.question, text, item.truth))
+                    except Exception as error:  # the endpoint's own exceptions differ; the item stays open either way
+                        counts["failed"] += 1
+                        if counts["failed"] >= 5 and counts["done"] == 0:
+                            raise RunIncompleteError(
+                                f"the first {counts['failed']} calls failed, last with {type(error).__name__}; nothing "
+                                "was answered. Check the model section, then run the same command again"
+                            ) from None
+                        continue
+                    scores = parse_scores(reply)
+                    known = {
+                        "answer": text,
+                        "scores": scores,
+                        "overall": None if scores is None else overall(scores),
+                        "reply": reply[:REPLY_KEPT],
+                    }
                 record = {
-                    "id": item.id,
-                    "way": way,
-                    "prompt": key[2],
-                    "answer": text,
-                    "scores": scores,
-                    "overall": None if scores is None else overall(scores),
+                    **known,
+                    **{"id": item.id, "way": way, "prompt": key, "models": models},
                     "references": len(item.references[way]),
                 }
+                by_prompt[item.id, key] = record
+                counts["done"] += 1
+                counts["unparsed"] += record["scores"] is None
                 handle.write(orjson.dumps(record) + b"\n")
                 handle.flush()
     return counts
+
+
+def records_of(items: Sequence[Item], records: Sequence[dict[str, Any]], models: str = "") -> list[dict[str, Any]]:
+    """The records that belong to these items, prompts and models; a store may hold those of earlier settings too."""
+    wanted = {(item.id, way, _prompt_key(item, way)) for item in items for way in WAYS}
+    return [r for r in records if (r["id"], r["way"], r["prompt"]) in wanted and r.get("models", "") == models]
+
+
+def _prompt_key(item: Item, way: str) -> str:
+    return sha256_hex(answer_prompt(item.question, item.references[way]))[:16]
+
+
+def _mend(store: Path) -> None:
+    # what is appended behind half a line would be lost with it
+    data = store.read_bytes() if store.exists() else b""
+    if data and not data.endswith(b"\n"):
+        with store.open("r+b") as handle:
+            handle.truncate(data.rfind(b"\n") + 1)
 
 
 def read_store(store: Path) -> list[dict[str, Any]]:

@@ -129,3 +129,7 @@ async def test_over_http_the_same_call_comes_back(mock, make):
     mock.default = "length_broken_call"
     cut = await model.generate(MESSAGES, TOOLS, seed=1)
     assert cut.policy_failure is not None
+
+
+def test_without_tools_the_conversation_is_sent_as_it_is():
+    assert render_messages([{"role": "user", "content": "Why?"}], []) == [{"role": "user", "content": "Why?"}]

