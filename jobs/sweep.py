@@ -16,6 +16,7 @@ import itertools
 import math
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,9 @@ from rayrl.errors import ConfigError, did_you_mean
 from rayrl.evaluation.html import page, section
 from rayrl.evaluation.html import table as html_table
 from rayrl.retrieval.report import line_plot
+
+_CLOSED = threading.Event()
+"""Set in a trial's process when its run directory and its W&B run are closed."""
 
 
 class Range(Section):
@@ -173,6 +177,15 @@ def finished(config: SweepConfig, trial: Trial) -> dict[str, Any] | None:
     return None
 
 
+def mark_stopped(config: SweepConfig, trial: Trial, metrics: dict[str, Any]) -> None:
+    """Record that a trial ended before its last update; one with a result, or that reported nothing, is left alone."""
+    if finished(config, trial) is None and metrics.get("balanced") is not None:
+        facts = {"balanced": metrics["balanced"], "updates": metrics.get("update", 0)}
+        temporary = trial.folder / "stopped.json.tmp"
+        temporary.write_bytes(orjson.dumps(facts))
+        temporary.replace(trial.folder / "stopped.json")
+
+
 def run_sweep(config: SweepConfig, trials: list[Trial]) -> dict[str, Any]:
     """Run what is not finished; write ``results.json`` and ``results.html``.
 
@@ -189,7 +202,7 @@ def run_sweep(config: SweepConfig, trials: list[Trial]) -> dict[str, Any]:
     for trial in trials:
         facts = finished(config, trial) or {"balanced": None, "updates": 0, "state": "failed"}
         rows.append({"trial": trial.id, "values": trial.values, **facts})
-    rows.sort(key=lambda r: -math.inf if r["balanced"] is None else r["balanced"], reverse=True)
+    rows.sort(key=_rank, reverse=True)
     result = {
         "sweep": config.name,
         "trials": rows,
@@ -207,6 +220,7 @@ def _run_tune(config: SweepConfig, todo: list[Trial], output: Path) -> None:
     import ray
     from ray import tune
     from ray.tune.schedulers import ASHAScheduler
+    from ray.tune.trainable.function_trainable import wrap_function
 
     owned = not ray.is_initialized()
     if owned:
@@ -234,8 +248,21 @@ def _run_tune(config: SweepConfig, todo: list[Trial], output: Path) -> None:
         def trainable(space: dict[str, Any]) -> None:
             _trial(by_id[space["trial"]], group)
 
+        class WhenStopped(tune.Callback):  # type: ignore[misc,unused-ignore]
+            """Writes down an early stop when it happens: a sweep that dies later must not take the trial up again."""
+
+            def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_info: Any) -> None:
+                mark_stopped(config, by_id[trial.config["trial"]], trial.last_result or {})
+
+        class ClosesFirst(wrap_function(trainable)):  # type: ignore[misc,unused-ignore]
+            """A stopped trial leaves by an exception out of its next report; its actor waits for the files to close."""
+
+            def cleanup(self) -> None:
+                super().cleanup()
+                _wait_until_closed()
+
         tuner = tune.Tuner(
-            tune.with_resources(trainable, tune.PlacementGroupFactory([{"CPU": float(needed)}])),
+            tune.with_resources(ClosesFirst, tune.PlacementGroupFactory([{"CPU": float(needed)}])),
             param_space={"trial": tune.grid_search(list(by_id))},
             tune_config=tune.TuneConfig(
                 metric="balanced",
@@ -244,16 +271,16 @@ def _run_tune(config: SweepConfig, todo: list[Trial], output: Path) -> None:
                 max_concurrent_trials=config.max_concurrent or max(1, there // needed),
                 trial_dirname_creator=lambda trial: str(trial.config["trial"]),
             ),
-            run_config=tune.RunConfig(name=f"tune-{int(time.time())}", storage_path=str(output / "tune"), verbose=0),
+            run_config=tune.RunConfig(
+                name=f"tune-{int(time.time())}",
+                storage_path=str(output / "tune"),
+                verbose=0,
+                callbacks=[WhenStopped()],
+            ),
         )
-        results = tuner.fit()
-        for item in results:
-            trial = by_id[(item.config or {})["trial"]]
-            if item.error is None and finished(config, trial) is None and item.metrics:
-                facts = {"balanced": item.metrics.get("balanced"), "updates": item.metrics.get("update", 0)}
-                (trial.folder / "stopped.json").write_bytes(orjson.dumps(facts))
-            elif item.error is not None:
-                print(f"trial {trial.id} failed: {item.error}", file=sys.stderr)
+        for item in tuner.fit():
+            if item.error is not None:
+                print(f"trial {(item.config or {})['trial']} failed: {item.error}", file=sys.stderr)
     finally:
         if owned:
             ray.shutdown()
@@ -267,16 +294,32 @@ def _trial(trial: Trial, group: str) -> None:
     from jobs.train import run_training
 
     torch.set_num_threads(trial.config.collect.threads)
-    count = 0
+    _CLOSED.clear()
+    every = max(trial.config.evaluate_every, 1)
+
+    def evaluation(update: int) -> int:
+        # from the update, so that a trial that was interrupted meets the others on the same rung
+        return -(-update // every)
 
     def report(update: int, score: Any) -> None:
-        nonlocal count
-        count += 1
-        tune.report({"balanced": score.balanced, "update": update, "evaluation": count})
+        tune.report({"balanced": score.balanced, "update": update, "evaluation": evaluation(update)})
 
-    result = run_training(trial.config, base=trial.base, quiet=True, group=group, on_report=report)
-    final = result["unseen"]["trained"]["balanced"]
-    tune.report({"balanced": final, "update": result["updates"], "evaluation": count + 1})
+    try:
+        result = run_training(trial.config, base=trial.base, quiet=True, group=group, on_report=report)
+    finally:
+        _CLOSED.set()
+    final, updates = result["unseen"]["trained"]["balanced"], result["updates"]
+    tune.report({"balanced": final, "update": updates, "evaluation": evaluation(updates) + 1})
+
+
+def _wait_until_closed() -> None:
+    # a function of the module: Tune ships classes by value, and an event cannot travel
+    _CLOSED.wait(20.0)
+
+
+def _rank(row: dict[str, Any]) -> tuple[bool, float]:
+    # a trial stopped early scored after fewer updates, where curves are often higher: it does not compare
+    return row["state"] == "finished", -math.inf if row["balanced"] is None else row["balanced"]
 
 
 def cpus_needed(config: SweepConfig, trials: list[Trial]) -> int:

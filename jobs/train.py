@@ -127,6 +127,7 @@ def _train(
     stop = min(config.rl.updates, stop_after if stop_after is not None else config.rl.updates)
 
     def on_update(update: int, metrics: dict[str, Any], weights: list[Weights]) -> None:
+        held: Score | None = None
         if update % max(config.evaluate_every, 1) == 0 or update == config.rl.updates:
             current = evaluate(learner.policy, run_.task.target_train, config.mdp)
             metrics = {**metrics, **_flat("train", current), "train/oracle": headroom}
@@ -135,8 +136,6 @@ def _train(
             if config.fold.validation:
                 held = evaluate(learner.policy, run_.task.test, config.mdp)
                 metrics.update(_flat("validation", held))
-                if on_report is not None:
-                    on_report(update, held)
             note = f"  COLLAPSE: {'; '.join(collapse.reasons)}" if collapse.collapsed else ""
             _line(
                 quiet,
@@ -147,6 +146,9 @@ def _train(
         due = config.checkpoint_every and update % config.checkpoint_every == 0
         if due or update in (config.rl.updates, stop):
             save_checkpoint(checkpoints, learner, weights, identity)
+        # last: whoever listens may end the process here
+        if held is not None and on_report is not None:
+            on_report(update, held)
 
     collector = make_collector(config, run_)
     try:

@@ -9,7 +9,7 @@ import orjson
 import pytest
 import yaml
 
-from jobs.sweep import SweepConfig, cpus_needed, finished, main, make_trials
+from jobs.sweep import SweepConfig, cpus_needed, finished, main, make_trials, mark_stopped
 from rayrl.config import configs_root, load_config
 from rayrl.errors import ConfigError
 from tests.jobs.training_configs import small_config
@@ -86,3 +86,18 @@ def test_sweep_killed_half_way_repeats_no_finished_trial(tmp_path):
     groups = [p for t in trials for p in Path(t.folder).glob("wandb/offline-run-*")]
     assert len({p.parent.parent for p in groups}) == len(trials)
     assert result["trials"][0]["balanced"] is not None
+
+
+def test_an_early_stop_is_on_record_as_it_happens_and_never_hides_a_result(tmp_path):
+    config = sweep(tmp_path)
+    stopped, done, silent = make_trials(config)[:3]
+    for trial in (stopped, done, silent):
+        trial.folder.mkdir(parents=True)
+    result = {"unseen": {"trained": {"balanced": 7.0}}, "updates": 4}
+    (done.folder / "result.json").write_bytes(orjson.dumps(result))
+    mark_stopped(config, stopped, {"balanced": 5.5, "update": 2})
+    mark_stopped(config, done, {"balanced": 6.0, "update": 3})
+    mark_stopped(config, silent, {})
+    assert finished(config, stopped) == {"balanced": 5.5, "updates": 2, "state": "stopped early"}
+    assert finished(config, done) == {"balanced": 7.0, "updates": 4, "state": "finished"}
+    assert finished(config, silent) is None
