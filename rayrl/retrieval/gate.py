@@ -2,8 +2,8 @@
 
 A gate folder is self-contained: ``gate.json`` (what it is), ``gate.safetensors`` (weights and vectors),
 ``memories.jsonl`` and ``prior.jsonl``. Loading checks the encoder's identity; embedding the memory again is not needed.
-Beyond the encoder a decision is a few matrix products (:mod:`rayrl.retrieval.serving`); decision processes that it does
-not know are played in the batch environment, with the same result.
+Beyond the encoders a decision is a few matrix products (:mod:`rayrl.retrieval.serving`); decision processes that those
+do not cover are played in the batch environment, with the same result.
 
 Modes: ``off`` never retrieves and computes nothing, ``shadow`` decides and reports but says "do not act", ``enforce``
 is meant to be obeyed.
@@ -14,6 +14,8 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -65,7 +67,9 @@ class Decision:
     act: bool
     """Whether the mode wants this obeyed."""
     encode_ms: float
+    """Until the last encoder was done."""
     decide_ms: float
+    """From then on."""
 
 
 def export_gate(
@@ -143,11 +147,17 @@ class RetrievalGate:
         if meta["check_encoder"]:
             self.check_encoder = check or make_encoder(meta["check_encoder"], cached=False)
             _same_encoder(folder, meta["check_identity"], self.check_encoder)
-        arrays = load_file(folder / "gate.safetensors")
+        self._encoders = ThreadPoolExecutor(1, "gate-encoder") if self.check_encoder is not None else None
+        # column by column: a product with one vector then reads memory in order, twice as fast when the cache is cold
+        arrays = {k: np.asfortranarray(v) for k, v in load_file(folder / "gate.safetensors").items()}
         self._mdp = MdpConfig.model_validate(meta["mdp"])
         self._policy = RetrievalPolicy(PolicySpec.model_validate(meta["policy"])).eval()
         self._policy.load_state_dict(
-            {k.removeprefix("policy/"): torch.from_numpy(v) for k, v in arrays.items() if k.startswith("policy/")}
+            {
+                k.removeprefix("policy/"): torch.from_numpy(v).contiguous()
+                for k, v in arrays.items()
+                if k.startswith("policy/")
+            }
         )
         if checksum(self._policy) != meta["policy_checksum"]:
             raise DataError(f"{folder}: the weights do not match their checksum")
@@ -192,10 +202,15 @@ class RetrievalGate:
         if self.mode == "off":
             return Decision(0, 0.0, (), (), (), act=False, encode_ms=0.0, decide_ms=0.0)
         start = time.perf_counter()
+        # both encoders at once, and what the first one suffices for while the second is at work
+        pending = self._encoders.submit(self._encode_second, question) if self._encoders is not None else None
         vector = self.encoder.encode([question], "query")
-        second = self.check_encoder.encode([question], "query") if self.check_encoder is not None else None
         encoded = time.perf_counter()
-        retrieve, probabilities, rows, cosines = self.decide_vector(question, vector, second)
+        retrieve, probabilities, rows, cosines = self._decide(
+            question, vector, None if pending is None else lambda: pending.result()[0]
+        )
+        if pending is not None:
+            encoded = max(encoded, pending.result()[1])
         found = tuple(self._found(r, c) for r, c in zip(rows, cosines, strict=True))
         decided = time.perf_counter()
         return Decision(
@@ -219,12 +234,22 @@ class RetrievalGate:
             vector: ``[1, d]`` its unit vector.
             second: ``[1, d2]`` under the second encoder, where the gate has one.
         """
+        return self._decide(question, vector, None if second is None else lambda: second)
+
+    def _decide(
+        self, question: str, vector: Floats, second: Callable[[], Floats] | None
+    ) -> tuple[int, list[float], list[int], list[float]]:
         if self._fast is None:
-            return self.decide_in_batch(question, vector, second)
+            return self.decide_in_batch(question, vector, None if second is None else second())
         features, walk = self._fast
-        seen = features.of(question, vector[0], None if second is None else second[0])
+        seen = features.of(question, vector[0], None if second is None else lambda: second()[0])
         retrieve, probabilities = walk.play(seen)
         return retrieve, probabilities, seen.rows.tolist(), seen.cosine.tolist()
+
+    def _encode_second(self, question: str) -> tuple[Floats, float]:
+        if self.check_encoder is None:
+            raise RuntimeError("this gate has one encoder")
+        return self.check_encoder.encode([question], "query"), time.perf_counter()
 
     def decide_in_batch(
         self, question: str, vector: Floats, second: Floats | None

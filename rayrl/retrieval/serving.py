@@ -11,6 +11,8 @@ Nothing is written after construction, so one object serves all threads.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrl.retrieval.features import SHAPE_K, TextCheck, TopicPrior
-from rayrl.retrieval.index import Floats, MemoryIndex, top_k
+from rayrl.retrieval.index import Floats, MemoryIndex
 from rayrl.retrieval.mdp import MdpConfig
 from rayrl.retrieval.policy import RetrievalPolicy
 
 SERVED_GROUPS = frozenset("SLCMNEPX")
-_FAR = np.float32(-1.0)
+_FAR = -1.0
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,11 @@ class OneQuestion:
 
 
 class QuestionFeatures:
-    """Computes :class:`OneQuestion` against one memory, in the order of names of ``features.compute``."""
+    """Computes :class:`OneQuestion` against one memory, in the order of names of ``features.compute``.
+
+    What is as long as the memory is a handful of array operations; what is as long as the queue is plain Python, which
+    is faster at that length.
+    """
 
     def __init__(
         self,
@@ -58,106 +64,113 @@ class QuestionFeatures:
         self._k = k
         self._wide = max(SHAPE_K, k)
         self._basis = basis
-        self._check = check if self._groups & set("PX") else None
-        self._prior = prior if prior is not None and len(prior.ids) >= 16 else None
-        if self._prior is not None:
-            self._inside = np.flatnonzero(self._prior.inside)
-            self._outside = np.flatnonzero(~self._prior.inside)
-        if self._check is not None:
-            owner = self._check.owner
-            self._starts = np.flatnonzero(np.r_[True, owner[1:] != owner[:-1]])
+        self._sentences = check.sentences if check is not None and "P" in groups else None
+        self._second = check.second if check is not None and "X" in groups else None
+        if check is not None:
+            self._starts = np.flatnonzero(np.r_[True, check.owner[1:] != check.owner[:-1]])
+        self._past: Floats | None = None
+        if prior is not None and len(prior.ids) >= 16:
+            # inside first, so that both sides are slices
+            self._past = np.asfortranarray(prior.vectors[np.argsort(~prior.inside, kind="stable")])
+            self._inside = int(prior.inside.sum())
 
-    def of(self, text: str, query: Floats, second: Floats | None) -> OneQuestion:
+    def of(self, text: str, query: Floats, second: Callable[[], Floats] | None) -> OneQuestion:
         """Features of one question.
 
         Args:
             text: the question.
             query: ``[d]`` its unit vector.
-            second: ``[d2]`` under the second encoder, where there is one.
+            second: gives ``[d2]`` under the second encoder, where there is one; asked for last, so that it may still be
+                at work while the rest is computed.
         """
         index, groups = self._index, self._groups
-        similarity = index.vectors @ query
-        wide = top_k(similarity[None], self._wide)[0]
-        top = np.zeros(self._wide, np.float32)
-        top[: len(wide)] = similarity[wide]
+        views = self._views(query)
+        mean, std = _mean_std(views)
+        wide = _best(views[0], self._wide)
         rows = wide[: self._k]
-        cosine = top[: len(rows)]
-        mean, std = _mean_std(similarity)
-        static: list[Any] = []
-        per: list[Floats] = []
+        mine = views[:, rows]
+        z = (mine - mean) / std
+        means, stds = mean[:, 0].tolist(), std[:, 0].tolist()
+        top = views[0][wide].tolist() + [0.0] * (self._wide - len(wide))
+        cosine = mine[0]
+        static: list[float] = []
+        per: list[Any] = []
         if "S" in groups:
-            static += _shape(top, mean, std)
+            static += _shape(top, means[0], stds[0])
         if groups & {"L", "C"}:
             bm25, coverage, unseen = index.lexical.query(text)
-            covered, weight = coverage[rows], bm25[rows]
+            covered, weight = coverage[rows].tolist(), bm25[rows].tolist()
             first, best, following = _two_best(bm25)
             if "L" in groups:
-                static += (best / 10, (best - following) / 10, coverage.max(), covered.max(), covered[0])
+                static += (best / 10, (best - following) / 10, float(coverage.max()), max(covered), covered[0])
                 static += (weight[0] / 10, first in rows, first == rows[0], unseen)
             if "C" in groups:
-                ahead = np.zeros_like(cosine)
-                np.subtract(cosine[:-1], cosine[1:], out=ahead[:-1])
-                z = (cosine - mean) / std
-                per += (cosine, cosine[0] - cosine, ahead, z, weight / 10, (best - weight) / 10, covered)
+                queue = top[: len(rows)]
+                per += (cosine, [top[0] - c for c in queue])
+                per += ([c - d for c, d in zip(queue, [*queue[1:], queue[-1]], strict=True)], z[0])
+                per += ([w / 10 for w in weight], [(best - w) / 10 for w in weight], covered)
         if "C" not in groups:
             per.append(cosine)
         if "M" in groups:
-            static += self._around(query, wide, top)
-            density, category = index.density[rows], index.category_of
-            share = (category[wide] == category[rows][:, None]).mean(1)
-            per += (density, cosine - density, index.hubness[rows], share)
+            density, hubness = index.density[rows], index.hubness[rows].tolist()
+            categories = index.category_of[wide].tolist()
+            share = [categories.count(c) / len(wide) for c in categories[: len(rows)]]
+            static += self._around(query, top[0], categories[0], share[0], float(density[0]), hubness[0])
+            per += (density, cosine - density, hubness, share)
         if "N" in groups:
             static += self._topic(query)
         if "E" in groups:
             shown = query * np.sqrt(np.float32(len(query))) if self._basis is None else query @ self._basis
             static += shown.tolist()
-        if self._check is not None:
-            if "P" in groups:
-                sentence = np.maximum.reduceat(self._check.sentences @ query, self._starts)
-                summary, mine = _ranked(sentence, rows)
-                static += summary
-                per += (*mine, mine[0] - cosine)
-            if "X" in groups and self._check.second is not None and second is not None:
-                summary, mine = _ranked(self._check.second @ second, rows)
-                static += summary
-                per += mine
-        return OneQuestion(np.array(static, np.float32), np.array(per, np.float32).T, rows, cosine)
+        if self._sentences is not None:
+            summary, columns = _ranked(views[1], mine[1], z[1], means[1], stds[1])
+            static += summary
+            per += (*columns, mine[1] - cosine)
+        if self._second is not None and second is not None:
+            view = (self._second @ second())[None]
+            mean, std = _mean_std(view)
+            chosen = view[0][rows]
+            summary, columns = _ranked(
+                view[0], chosen, (chosen - mean[0]) / std[0], float(mean[0, 0]), float(std[0, 0])
+            )
+            static += summary
+            per += columns
+        return OneQuestion(np.array(static, np.float32), np.array(per, np.float32).T, np.array(rows), cosine)
 
-    def _around(self, query: Floats, wide: NDArray[np.int64], top: Floats) -> tuple[Any, ...]:
-        index = self._index
-        to_category = index.category_centroids @ query
-        nearest, best, following = _two_best(to_category)
-        first = wide[0]
-        category = index.category_of
+    def _views(self, query: Floats) -> Floats:
+        """``[1 or 2, M]`` similarity to the memories, and to their best sentences."""
+        views = np.empty((1 + (self._sentences is not None), len(self._index.vectors)), np.float32)
+        np.dot(self._index.vectors, query, out=views[0])
+        if self._sentences is not None:
+            np.maximum.reduceat(self._sentences @ query, self._starts, out=views[1])
+        return views
+
+    def _around(
+        self, query: Floats, best: float, category: int, coherence: float, density: float, hubness: float
+    ) -> tuple[float, ...]:
+        to_category = (self._index.category_centroids @ query).tolist()
+        nearest = max(to_category)
+        place = to_category.index(nearest)
+        following = max([*to_category[:place], *to_category[place + 1 :]], default=nearest)
         return (
-            index.centroid @ query,
-            best,
-            best - following,
-            top[0] - best,
-            np.count_nonzero(category[wide] == category[first]) / len(wide),
-            top[0] - index.density[first],
-            index.density[first],
-            index.hubness[first],
-            nearest == category[first],
+            *(float(self._index.centroid @ query), nearest, nearest - following, best - nearest),
+            *(coherence, best - density, density, hubness, place == category),
         )
 
-    def _topic(self, query: Floats) -> tuple[Any, ...]:
-        prior = self._prior
-        if prior is None:
+    def _topic(self, query: Floats) -> tuple[float, ...]:
+        if self._past is None:
             return (0.0,) * 8
-        similarity = prior.vectors @ query
+        similarity = self._past @ query
         # a reworded or repeated question would give its own answer away
         similarity[similarity > 0.999] = -np.inf
-        inside, outside = _best3(similarity[self._inside]), _best3(similarity[self._outside])
-        near = np.argpartition(-similarity, 14)[:15]
-        near = near[np.argsort(-similarity[near], kind="stable")]
-        weight = np.exp(np.maximum(similarity[near], -1) * 10)
-        hit = prior.inside[near] * weight
-        means = inside.mean(), outside.mean()
+        inside, outside = _best3(similarity[: self._inside]), _best3(similarity[self._inside :])
+        near = _best(similarity, 15)
+        weight = [math.exp(max(s, -1.0) * 10) for s in similarity[near].tolist()]
+        hit = [w if place < self._inside else 0.0 for w, place in zip(weight, near, strict=True)]
+        in_mean, out_mean = sum(inside) / 3, sum(outside) / 3
         return (
-            *(inside[0], means[0], outside[0], means[1]),
-            *(inside[0] - outside[0], means[0] - means[1]),
-            *(hit[:5].sum() / weight[:5].sum(), hit.sum() / weight.sum()),
+            *(inside[0], in_mean, outside[0], out_mean, inside[0] - outside[0], in_mean - out_mean),
+            *(sum(hit[:5]) / sum(weight[:5]), sum(hit) / sum(weight)),
         )
 
 
@@ -215,64 +228,67 @@ def can_walk(config: MdpConfig) -> bool:
     return config.actions == 2 and config.mode == "observable"
 
 
-def _mean_std(values: Floats) -> tuple[np.float32, np.float32]:
-    mean = np.add.reduce(values) / np.float32(len(values))
-    apart = values - mean
-    return mean, np.float32(np.sqrt(np.dot(apart, apart) / np.float32(len(values))) + np.float32(1e-6))
+def _mean_std(views: Floats) -> tuple[Floats, Floats]:
+    """Of each row ``[n, M]``, as columns ``[n, 1]``; the deviation never 0."""
+    m = np.float32(views.shape[1])
+    mean = np.asarray(np.add.reduce(views, axis=1, keepdims=True) / m, np.float32)
+    apart = views - mean
+    apart *= apart
+    spread = np.sqrt(np.add.reduce(apart, axis=1, keepdims=True) / m).astype(np.float32)
+    return mean, spread + np.float32(1e-6)
 
 
-def _two_best(values: Floats) -> tuple[int, np.float32, np.float32]:
-    """Place of the largest value, itself and the second largest; the same twice where there is one value."""
+def _best(values: Floats, k: int) -> list[int]:
+    """Places of the k largest, best first, ties by place."""
+    if len(values) > k:
+        places = np.argpartition(values, len(values) - k)[len(values) - k :]
+        pairs = zip(values[places].tolist(), places.tolist(), strict=True)
+    else:
+        pairs = zip(values.tolist(), range(len(values)), strict=True)
+    return [place for _, place in sorted((-value, place) for value, place in pairs)]
+
+
+def _two_best(values: Floats) -> tuple[int, float, float]:
+    """Place of the largest value, itself and the second largest (of at least two); the array is the caller's own."""
     first = int(values.argmax())
     best = values[first]
-    if len(values) < 2:
-        return first, best, best
-    following = values[:first].max() if first else _FAR * np.inf
-    if first + 1 < len(values):
-        following = max(following, values[first + 1 :].max())
-    return first, best, following
+    values[first] = -np.inf
+    following = float(values.max())
+    values[first] = best
+    return first, float(best), following
 
 
-def _best3(values: Floats) -> Floats:
-    best = np.full(3, _FAR)
+def _best3(values: Floats) -> list[float]:
+    """The three largest, best first; -1 where there are fewer."""
     if len(values) > 3:
         values = np.partition(values, len(values) - 3)[-3:]
-    finite = -np.sort(-values[np.isfinite(values)])
-    best[: len(finite)] = finite
-    return best
+    found = sorted((v for v in values.tolist() if v > -np.inf), reverse=True)
+    return found + [_FAR] * (3 - len(found))
 
 
-def _shape(top: Floats, mean: np.float32, std: np.float32) -> list[Any]:
-    t = top[:SHAPE_K].tolist()
+def _shape(top: list[float], mean: float, std: float) -> list[float]:
     ten = top[:SHAPE_K]
+    best = ten[0]
+    middle = sum(ten) / SHAPE_K
+    # compared as float32, as there
+    near = np.float32(best) - np.float32(0.05)
     return [
-        *t,
-        *(t[i - 1] - t[i] for i in (1, 2, 3, 5)),
-        t[0] - t[4],
-        t[0] - t[9],
-        ten.std(),
-        (ten[0] - mean) / std,
-        mean,
-        std,
-        np.count_nonzero(ten > ten[0] - np.float32(0.05)) / SHAPE_K,
-        np.count_nonzero(ten > 0.5) / SHAPE_K,
-        t[0] * t[0],
+        *ten,
+        *(ten[i - 1] - ten[i] for i in (1, 2, 3, 5)),
+        *(best - ten[4], best - ten[9]),
+        math.sqrt(sum((t - middle) ** 2 for t in ten) / SHAPE_K),
+        *((best - mean) / std, mean, std),
+        sum(t > near for t in ten) / SHAPE_K,
+        sum(t > 0.5 for t in ten) / SHAPE_K,
+        best * best,
     ]
 
 
-def _ranked(similarity: Floats, rows: NDArray[np.int64]) -> tuple[tuple[Any, ...], tuple[Floats, ...]]:
-    """Another similarity ``[M]``: its summary of the question, and of each candidate."""
-    mean, std = _mean_std(similarity)
-    mine = similarity[rows]
-    leaders = -np.sort(-np.partition(similarity, -3)[-3:])
-    above = np.count_nonzero(similarity > mine[:, None], axis=1)
-    best = leaders[0]
-    static = (
-        best,
-        (best - mean) / std,
-        best - leaders[1],
-        best - leaders[2],
-        (mine >= best).any(),
-        mine[0] >= best,
-    )
-    return static, (mine, (mine - mean) / std, np.log1p(above), best - mine)
+def _ranked(
+    view: Floats, mine: Floats, z: Floats, mean: float, std: float
+) -> tuple[tuple[float, ...], tuple[Floats, ...]]:
+    """Another similarity ``[M]`` and the candidates' ``[K]``: what it says of the question, and of each candidate."""
+    third, runner, best = sorted(np.partition(view, -3)[-3:].tolist())
+    near = mine.tolist()
+    static = (best, (best - mean) / std, best - runner, best - third, max(near) >= best, near[0] >= best)
+    return static, (mine, z, np.log1p((view > mine[:, None]).sum(1)), np.float32(best) - mine)

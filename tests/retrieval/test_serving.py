@@ -94,7 +94,7 @@ def test_features_are_those_of_the_world_that_trained(groups, size):
     )
     one = QuestionFeatures(view.index, groups=groups, k=5, prior=view.prior, basis=None, check=view.check)
     for i, text in enumerate(texts):
-        got = one.of(text, asked[i], second[i])
+        got = one.of(text, asked[i], lambda i=i: second[i])
         assert got.rows.tolist() == expected.candidates[i].tolist()
         np.testing.assert_allclose(got.static, expected.static[i], rtol=1e-4, atol=2e-5)
         np.testing.assert_allclose(got.candidate, expected.candidate[i], rtol=1e-4, atol=2e-5)
