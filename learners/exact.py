@@ -56,6 +56,6 @@ def fit_exact(learner: Learner, *, steps: int, batch: int = 1024) -> dict[str, f
         learner.optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss * e)
         clip_by_member(policy, learner.rl.max_grad_norm)
-        learner.optimizer.step()
+        learner.step_optimizer(step)
         value = float(gain.detach())
     return {"exact/expected_return": value}

@@ -65,7 +65,10 @@ class RlConfig(Section):
     group_size: int = 8
     """Episodes per group: same question, same candidate order."""
     learning_rate: float = 3e-4
-    """Adam."""
+    """Adam, at the first update."""
+    learning_rate_final: float | None = None
+    """At the last update, linear in between; None keeps ``learning_rate`` throughout. Going down to 0 takes the noise of
+    the last gradients out of the weights, as averaging them would, but needs no second copy of them."""
     weight_decay: float = 0.0
     """Decoupled (AdamW)."""
     gamma: float = 0.99
@@ -261,7 +264,7 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss * self.policy.members)
         norm = clip_by_member(self.policy, self.rl.max_grad_norm)
-        self.optimizer.step()
+        self.step_optimizer()
         self._count(batch, float(norm), bool((estimate.values != 0).any()))
         return {
             "rl/loss": float(loss.detach()),
@@ -304,12 +307,22 @@ class Learner:
         function = adv.grpo_advantage if rl.estimator == "grpo" else adv.return_to_go_advantage
         return function(r, m, g, gamma=rl.gamma, scale=rl.scale)
 
+    def step_optimizer(self, update: int | None = None) -> None:
+        """Adam's step with the learning rate of this update (of ``update``, if given)."""
+        rate = self._scheduled(self.rl.learning_rate, self.rl.learning_rate_final, update)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+
     def _entropy_weight(self) -> float:
-        rl = self.rl
-        if rl.entropy_final is None:
-            return rl.entropy
-        done = min(1.0, self.state.updates / max(self.planned_updates, 1))
-        return rl.entropy + (rl.entropy_final - rl.entropy) * done
+        return self._scheduled(self.rl.entropy, self.rl.entropy_final)
+
+    def _scheduled(self, first: float, last: float | None, update: int | None = None) -> float:
+        """Linear from ``first`` at the first update to ``last`` behind the last one."""
+        if last is None:
+            return first
+        at = self.state.updates if update is None else update
+        return first + (last - first) * min(1.0, at / max(self.planned_updates, 1))
 
     def _count(self, batch: Batch, norm: float, has_signal: bool) -> None:
         state = self.state

@@ -271,3 +271,27 @@ def test_sft_accuracy_rises():
     last = learner.fit_sft(epochs=40)
     assert last["sft/loss"] < first["sft/loss"]
     assert last["sft/accuracy"] > 0.97
+
+
+def test_learning_rate_and_entropy_go_down_in_a_line_whoever_resumes():
+    world = scripted_world(n=8)
+    rl = RlConfig(
+        updates=4, questions=8, group_size=4, learning_rate=0.01, learning_rate_final=0.0, entropy=0.4, entropy_final=0.2
+    )
+    cfg = config(rl=rl)
+    learner, player = make_learner(cfg, world)
+    run_sft(learner, cfg)
+    rates, weights, entropies = [], [], []
+
+    def note(_update, _metrics, _history):
+        rates.append(learner.optimizer.param_groups[0]["lr"])
+        weights.append(learner.policy.head.weight.detach().clone())
+
+    for _ in range(rl.updates):
+        entropies.append(learner._entropy_weight())
+        learner.rl = rl.model_copy(update={"updates": learner.state.updates + 1})  # stopped and resumed
+        train(learner, LocalCollector(player, 0), on_update=note)
+    assert rates == pytest.approx([0.01, 0.0075, 0.005, 0.0025])
+    assert entropies == pytest.approx([0.4, 0.35, 0.3, 0.25])
+    whole = fit(cfg, world)
+    assert torch.equal(whole.policy.head.weight, weights[-1])
