@@ -16,7 +16,7 @@ from rayrl.studio.pages.apart import apart
 from rayrl.studio.pages.background import AWAY, BACKGROUND
 from rayrl.studio.pages.language import Translate
 from rayrl.studio.pages.shell import back, page, texts, url_with
-from rayrl.studio.pages.workbench.analysis import SMALL, headline, last_event, wait
+from rayrl.studio.pages.workbench.analysis import SMALL, headlines, last_event, wait
 from rayrl.studio.pages.workbench.common import day, field, file_url, form_of, parts, whole
 from rayrl.studio.requests import ExperimentId
 from rayrl.workbench import tables
@@ -165,10 +165,11 @@ def rows(ctx: Context, sides: dict[str, JsonDict], ids: list[str], found: JsonDi
 def matrix(request: Request, ctx: Ctx, id: Ids = None) -> Response:
     """Skills x models over one data set: headline figures side by side, and the form that makes such a matrix."""
     table = []
-    for found in (ctx.bench.experiments.get(experiment_id) for experiment_id in id or []):
+    experiments = [ctx.bench.experiments.get(experiment_id) for experiment_id in id or []]
+    for found, accuracy in zip(experiments, headlines(ctx, experiments), strict=True):
         skill = snapshot_label(ctx.bench.snapshots.get(found["snapshot_id"]))
         model = f"{found['model_name']} v{found['model_version']}"
-        table.append({**found, "skill_label": skill, "model_label": model, "accuracy": headline(ctx, found)})
+        table.append({**found, "skill_label": skill, "model_label": model, "accuracy": accuracy})
     return show_matrix(request, ctx, table)
 
 

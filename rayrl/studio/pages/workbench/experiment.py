@@ -14,7 +14,7 @@ from rayrl.studio.context import Context, Ctx
 from rayrl.studio.pages.charts import Figure, grouped_bars, intervals
 from rayrl.studio.pages.language import Translate
 from rayrl.studio.pages.shell import back, page, texts, url_with
-from rayrl.studio.pages.workbench.analysis import headline, overview, rules
+from rayrl.studio.pages.workbench.analysis import headlines, overview, rules
 from rayrl.studio.pages.workbench.common import (
     FILTERS,
     ExperimentId,
@@ -180,9 +180,11 @@ def versions(request: Request, ctx: Ctx, experiment_id: ExperimentId) -> Respons
     with ctx.bench.store.read() as connection:
         query = select(e.c.id).join(d, d.c.id == e.c.dataset_id).where(d.c.name == top["dataset"]["name"])
         ids = list(connection.execute(query.order_by(e.c.created_at.desc()).limit(30)).scalars())
-    rows = []
-    for found in (ctx.bench.experiments.get(i) for i in ids):
-        rows.append({**found, **parts(ctx, found), "accuracy": headline(ctx, found)})
+    found = [ctx.bench.experiments.get(i) for i in ids]
+    rows = [
+        {**one, **parts(ctx, one), "accuracy": accuracy}
+        for one, accuracy in zip(found, headlines(ctx, found), strict=True)
+    ]
     scored = [row for row in rows if row["accuracy"] and row["accuracy"]["value"] is not None]
     names = [f"{row['skill_label']} · {row['model_name']} · {day(row)}" for row in scored]
     rates = [row["accuracy"] for row in scored]

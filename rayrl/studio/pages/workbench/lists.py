@@ -13,7 +13,7 @@ from rayrl.errors import DataError
 from rayrl.schemas import JsonDict
 from rayrl.studio.context import Context, Ctx
 from rayrl.studio.pages.shell import back, page, url_with
-from rayrl.studio.pages.workbench.analysis import headline
+from rayrl.studio.pages.workbench.analysis import headlines
 from rayrl.studio.pages.workbench.common import field, form_of, made_once, parts, url
 from rayrl.studio.requests import DatasetId
 from rayrl.workbench import tables
@@ -32,7 +32,11 @@ def experiments(request: Request, ctx: Ctx, q: str = "", state: str = "", before
     """Experiments, newest first."""
     known = state if state in STATES else None
     found = ctx.bench.experiments.page(search=q.strip(), state=known, before=before or None, limit=PAGE + 1)
-    rows = [{**row, **parts(ctx, row), "accuracy": headline(ctx, row)} for row in found[:PAGE]]
+    shown = found[:PAGE]
+    rows = [
+        {**row, **parts(ctx, row), "accuracy": accuracy}
+        for row, accuracy in zip(shown, headlines(ctx, shown), strict=True)
+    ]
     following = url_with(request, before=found[PAGE - 1]["id"]) if len(found) > PAGE else None
     return page(
         request,
