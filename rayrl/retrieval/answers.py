@@ -179,7 +179,11 @@ def read_store(store: Path) -> list[dict[str, Any]]:
 
 
 def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Mean scores per way, missing counts, paired Wilcoxon of the gate against the others (items scored in both)."""
+    """Mean scores per way, missing counts, paired Wilcoxon of the gate against the others (items scored in both).
+
+    ``judge`` says what the judge is worth: how many of its replies (one per item and prompt) could be parsed, and how
+    many different overall scores it gave. One that gives a single score says nothing about the ways.
+    """
     by_way: dict[str, dict[str, float]] = {w: {} for w in WAYS}
     missing = dict.fromkeys(WAYS, 0)
     for record in records:
@@ -191,6 +195,9 @@ def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         w: {"mean": float(np.mean(list(s.values()))) if s else None, "scored": len(s), "missing": missing[w]}
         for w, s in by_way.items()
     }
+    judged = {(r["id"], r["prompt"]): r["overall"] for r in records}
+    given = [score for score in judged.values() if score is not None]
+    out["judge"] = {"replies": len(judged), "parsed": len(given), "different_scores": len(set(given))}
     for other in WAYS[:2]:
         both = sorted(set(by_way["gate"]) & set(by_way[other]))
         differences = [by_way["gate"][i] - by_way[other][i] for i in both]

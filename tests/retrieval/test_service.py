@@ -251,6 +251,7 @@ def test_answers_resume_and_missing_scores_stay_missing(tmp_path):
     assert [r["reply"] for r in records if r["overall"] is None] == ["nonsense"] * 3
     summary = answers.summarise(answers.records_of(items, records))
     assert summary["gate"] == {"mean": pytest.approx(6.65), "scored": 3, "missing": 1}
+    assert summary["judge"] == {"replies": 8, "parsed": 6, "different_scores": 1}
     saved = answers.savings(items, answers.Prices())
     assert saved["gate_saves_against_fixed_040"]["retrievals"] == 1000
     assert saved["fixed_040"]["injected_tokens"] == pytest.approx(10_000)
