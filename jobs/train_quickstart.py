@@ -17,7 +17,6 @@ import torch
 from rich.table import Table
 
 from learners.collect import LocalCollector
-from learners.learner import class_weight_per_row
 from learners.methods import first_step_probability, play
 from learners.training import Run, TrainConfig, build_run, run_sft, train
 from rayrl.config import find_config, load_config
@@ -29,6 +28,7 @@ from rayrl.retrieval.oracle import oracle_returns
 from rayrl.retrieval.plans import all_plans, play_plans
 from rayrl.retrieval.pools import Kind
 from rayrl.retrieval.score import balanced_return, score
+from rayrl.retrieval.world import class_weight_per_row
 
 CONFIG = "train/quickstart"
 COLUMNS = ("balanced", "return_a", "return_near_b", "return_far_b", "hit_rate", "retrieval_rate_near_b")

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from learners.divergence import forward_kl
-from learners.learner import Learner, class_weight_per_row, clip_by_member
+from learners.learner import Learner, clip_by_member
 from rayrl.retrieval.baselines import plan_table
 from rayrl.retrieval.mdp import RetrievalEnv
+from rayrl.retrieval.world import class_weight_per_row
 
 
 def stop_probabilities(log_probs: Tensor) -> Tensor:

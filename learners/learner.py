@@ -28,7 +28,7 @@ from rayrl.retrieval.mdp import MdpConfig, RetrievalEnv
 from rayrl.retrieval.policy import RetrievalPolicy, checksum
 from rayrl.retrieval.pools import Kind
 from rayrl.retrieval.rollout import Batch, rollout
-from rayrl.retrieval.world import World
+from rayrl.retrieval.world import CLASS_WEIGHTS, World, class_weight_per_row
 from rayrl.schemas import step_seed
 
 Estimator = Literal["trace", "return_to_go", "grpo", "rloo", "turn_credit", "seed"]
@@ -67,8 +67,8 @@ class RlConfig(Section):
     learning_rate: float = 3e-4
     """Adam, at the first update."""
     learning_rate_final: float | None = None
-    """At the last update, linear in between; None keeps ``learning_rate`` throughout. Going down to 0 takes the noise of
-    the last gradients out of the weights, as averaging them would, but needs no second copy of them."""
+    """At the last update, linear in between; None keeps ``learning_rate`` throughout. Going down to 0 takes the noise
+    of the last gradients out of the weights, as averaging them would, but needs no second copy of them."""
     weight_decay: float = 0.0
     """Decoupled (AdamW)."""
     gamma: float = 0.99
@@ -86,7 +86,7 @@ class RlConfig(Section):
     """Ratio clipping against the policy that acted; matters only with stale batches."""
     max_grad_norm: float = 1.0
     """Gradient clipping."""
-    class_weights: tuple[float, float, float] = (0.5, 0.25, 0.25)
+    class_weights: tuple[float, float, float] = CLASS_WEIGHTS
     """Share of A, near-B and far-B questions among the groups."""
     cross_fit: bool = False
     """Ensembles only: member e clones the expert on all training questions but those of part e, and is rolled out on
@@ -351,20 +351,6 @@ def clip_by_member(policy: RetrievalPolicy, limit: float) -> float:
     for grad in grads:
         grad.mul_(scale[:, None, None])
     return float(norms.max())
-
-
-def class_weight_per_row(world: World, weights: tuple[float, float, float]) -> Tensor:
-    """``[R]`` weights that sum to 1, each class sharing its weight evenly; absent classes give theirs to the others."""
-    out = torch.zeros(world.rows)
-    for kind in Kind:
-        members = world.kind == int(kind)
-        count = int(members.sum())
-        if count:
-            out[members] = weights[int(kind)] / count
-    total = out.sum()
-    if total <= 0:
-        raise ValueError(f"class weights {weights} give no weight to any question of the training set")
-    return out / total
 
 
 def sample_rows(world: World, weights: tuple[float, float, float], n: int, seed: int) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from learners.collect import LocalCollector
 from learners.exact import fit_exact
-from learners.learner import Learner, class_weight_per_row
+from learners.learner import Learner
 from learners.training import TrainConfig, inner_fold, make_learner, run_sft, train, train_locally
 from rayrl.retrieval import baselines as base
 from rayrl.retrieval.folds import Fold
@@ -24,8 +24,9 @@ from rayrl.retrieval.oracle import oracle_returns
 from rayrl.retrieval.plans import all_plans, play_plans
 from rayrl.retrieval.policy import MeanPolicy, RetrievalPolicy
 from rayrl.retrieval.rollout import rollout
+from rayrl.retrieval.stacking import without_opinions
 from rayrl.retrieval.task import Material, Task, build_task
-from rayrl.retrieval.world import World
+from rayrl.retrieval.world import World, class_weight_per_row
 
 METHODS = (
     "no_retrieval",
@@ -89,10 +90,12 @@ def fit_methods(
         choice = base.tune_threshold(task.target_train, mdp, rows_weight)
         tuned["threshold_gate"], tuned["threshold_bar"] = choice.gate, choice.bar
         plan("tuned_threshold", base.threshold_plan(world, choice.gate, choice.bar))
-    logistic = base.PlannedLogistic().fit(task.train, all_weight)
-    probability = logistic.gate(world)
-    plan("logistic_plan", logistic.plan(world, mdp))
-    plan("perfect_gate", logistic.perfect_gate(world, mdp))
+    # the regressions never see their own opinions (group R)
+    plain = without_opinions(world)
+    logistic = base.PlannedLogistic().fit(without_opinions(task.train), all_weight)
+    probability = logistic.gate(plain)
+    plan("logistic_plan", logistic.plan(plain, mdp))
+    plan("perfect_gate", logistic.perfect_gate(plain, mdp))
     inner = None
     if {"logistic_cut", "sft_shifted"} & set(methods):
         inner = build_task(
@@ -105,7 +108,8 @@ def fit_methods(
         )
     if "logistic_cut" in methods and inner is not None:
         weight = class_weight_per_row(inner.train, config.rl.class_weights)
-        held = base.PlannedLogistic().fit(inner.train, weight).gate(inner.test)
+        plain_inner = base.PlannedLogistic().fit(without_opinions(inner.train), weight)
+        held = plain_inner.gate(without_opinions(inner.test))
         cut, n = base.tune_cut(held, inner.test, mdp, class_weight_per_row(inner.test, config.rl.class_weights))
         tuned["logistic_cut"], tuned["logistic_count"] = cut, float(n)
         plan("logistic_cut", base.cut_plan(probability, cut, n))

@@ -135,6 +135,19 @@ class PlannedLogistic:
         values = expected_returns(truth, self.slots(world), config, all_plans(world.k, config.actions))
         return torch.from_numpy(values.argmax(1))
 
+    def gate_weights(self) -> Doubles:
+        """The gate as weights on :func:`design`, the bias last."""
+        return _unscaled(self._gate, self._scale_x)
+
+    def slot_weights(self, world: World) -> Doubles:
+        """The hazard as weights on (candidate, static, place), the bias last; ``world`` names the features."""
+        fitted = _unscaled(self._hazard, self._scale_s)
+        width, k = world.candidate.shape[2], world.k
+        keep = [i for i, n in enumerate(world.static_names) if not _is_embedding(n)]
+        static = np.zeros(len(world.static_names))
+        static[keep] = fitted[width : width + len(keep)]
+        return np.concatenate([fitted[:width], static, fitted[-k - 1 :]])
+
     def _slot_design(self, world: World) -> Doubles:
         keep = [i for i, n in enumerate(world.static_names) if not _is_embedding(n)]
         k = world.k
@@ -171,6 +184,11 @@ class _Scale:
 
     def __call__(self, x: Doubles) -> Doubles:
         return np.asarray((x - self.mean) * self.scale, np.float64)
+
+
+def _unscaled(model: LogisticRegression, scale: _Scale) -> Doubles:
+    weight = model.coef_[0] * scale.scale
+    return np.append(weight, model.intercept_[0] - weight @ scale.mean)
 
 
 def _logistic(c: float) -> LogisticRegression:

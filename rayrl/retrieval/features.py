@@ -10,6 +10,7 @@ Only what a server knows at that moment; no label enters. Groups:
 * ``E`` the question's embedding (optionally its first principal directions within the memory)
 * ``P`` passages: the question against single sentences of the memory, for the queue and for each candidate
 * ``X`` a second encoder's view: its best match, its lead, and what it thinks of each candidate
+* ``R`` what regressions on all of these think; fitted, and therefore added, in :mod:`rayrl.retrieval.stacking`
 
 In the ``revealing`` mode P and X are not known beforehand: they are what reading a candidate reveals, one at a time.
 """
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 from rayrl.retrieval.encoders import Encoder
 from rayrl.retrieval.index import Floats, MemoryIndex, top_k
 
-GROUPS = "SLCMNEPX"
+GROUPS = "SLCMNEPXR"
 SHAPE_K = 10
 _FAR = -1.0
 
@@ -114,7 +115,7 @@ def compute(
         queries: ``[Q, d]`` unit rows.
         texts: the questions' texts, for the lexical groups.
         ids: the questions' ids; a question never sees itself in the topic prior.
-        groups: letters out of ``SLCMNEPX``.
+        groups: letters out of :data:`GROUPS`.
         k: candidates in the queue.
         prior: needed by group ``N``.
         blind: ``[Q, P]`` past questions a row must not see in the topic prior, besides itself.

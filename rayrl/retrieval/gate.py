@@ -33,6 +33,7 @@ from rayrl.retrieval.mdp import MdpConfig, RetrievalEnv
 from rayrl.retrieval.policy import MeanPolicy, PolicySpec, RetrievalPolicy, checksum
 from rayrl.retrieval.pools import Memory, read_records
 from rayrl.retrieval.serving import SERVED_GROUPS, QuestionFeatures, Walk, can_walk
+from rayrl.retrieval.stacking import Regressions
 from rayrl.retrieval.task import Material, TaskConfig, View
 from rayrl.retrieval.world import World
 
@@ -94,6 +95,8 @@ def export_gate(
         arrays["check/sentences"], arrays["check/owner"] = view.check.sentences, view.check.owner
         if view.check.second is not None:
             arrays["check/second"] = view.check.second
+    if view.regressions is not None:
+        arrays.update(view.regressions.arrays())
     save_file({k: np.ascontiguousarray(v) for k, v in arrays.items()}, temporary / "gate.safetensors")
     (temporary / "memories.jsonl").write_bytes(
         b"".join(orjson.dumps(m.model_dump()) + b"\n" for m in view.index.memories)
@@ -172,6 +175,7 @@ class RetrievalGate:
         self._check = None
         if "check/sentences" in arrays:
             self._check = TextCheck(arrays["check/sentences"], arrays["check/owner"], arrays.get("check/second"))
+        self._regressions = Regressions.from_arrays(arrays)
         self._fast: tuple[QuestionFeatures, Walk] | None = None
         if can_walk(self._mdp) and set(meta["groups"]) <= SERVED_GROUPS:
             features = QuestionFeatures(
@@ -181,6 +185,7 @@ class RetrievalGate:
                 prior=self._prior,
                 basis=self._basis,
                 check=self._check,
+                regressions=self._regressions,
             )
             self._fast = features, Walk(self._policy, self._mdp)
         self._warm = threading.Lock()
@@ -284,6 +289,8 @@ class RetrievalGate:
             candidate_names=features.candidate_names,
             reveal_names=features.reveal_names,
         )
+        if self._regressions is not None:
+            world = self._regressions.extend(world)
         env = RetrievalEnv(world, self._mdp)
         policy = MeanPolicy(self._policy)
         probabilities: list[float] = []

@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrl.retrieval.features import SHAPE_K, TextCheck, TopicPrior
+from rayrl.retrieval.features import GROUPS, SHAPE_K, TextCheck, TopicPrior
 from rayrl.retrieval.index import Floats, MemoryIndex
 from rayrl.retrieval.mdp import MdpConfig
 from rayrl.retrieval.policy import RetrievalPolicy
+from rayrl.retrieval.stacking import Regressions
 
-SERVED_GROUPS = frozenset("SLCMNEPX")
+SERVED_GROUPS = frozenset(GROUPS)
 _FAR = -1.0
 
 
@@ -58,8 +59,10 @@ class QuestionFeatures:
         prior: TopicPrior | None,
         basis: Floats | None,
         check: TextCheck | None,
+        regressions: Regressions | None = None,
     ) -> None:
         self._index = index
+        self._regressions = regressions
         self._groups = frozenset(groups)
         self._k = k
         self._wide = max(SHAPE_K, k)
@@ -135,7 +138,12 @@ class QuestionFeatures:
             )
             static += summary
             per += columns
-        return OneQuestion(np.array(static, np.float32), np.array(per, np.float32).T, np.array(rows), cosine)
+        vector, queue_seen = np.array(static, np.float32), np.array(per, np.float32).T
+        if self._regressions is not None:
+            first, hazard = self._regressions.opinions(vector[None], queue_seen[None])
+            vector = np.concatenate([vector, first[0]])
+            queue_seen = np.concatenate([queue_seen, hazard[0][:, None]], axis=1)
+        return OneQuestion(vector, queue_seen, np.array(rows), cosine)
 
     def _views(self, query: Floats) -> Floats:
         """``[1 or 2, M]`` similarity to the memories, and to their best sentences."""

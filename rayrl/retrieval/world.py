@@ -18,6 +18,9 @@ from rayrl.retrieval.features import Features
 from rayrl.retrieval.index import MemoryIndex
 from rayrl.retrieval.pools import Kind, Question, kind_of
 
+CLASS_WEIGHTS = (0.5, 0.25, 0.25)
+"""Shares of class A, near B and far B wherever classes are balanced."""
+
 
 @dataclass(frozen=True)
 class World:
@@ -135,3 +138,17 @@ def concat_worlds(worlds: Sequence[World]) -> World:
         value = getattr(first, field.name)
         values[field.name] = torch.cat([getattr(w, field.name) for w in worlds]) if isinstance(value, Tensor) else value
     return World(**values)
+
+
+def class_weight_per_row(world: World, weights: tuple[float, float, float]) -> Tensor:
+    """``[R]`` weights that sum to 1, each class sharing its weight evenly; absent classes give theirs to the others."""
+    out = torch.zeros(world.rows)
+    for kind in Kind:
+        members = world.kind == int(kind)
+        count = int(members.sum())
+        if count:
+            out[members] = weights[int(kind)] / count
+    total = out.sum()
+    if total <= 0:
+        raise ValueError(f"class weights {weights} give no weight to any question of the training set")
+    return out / total

@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 
 from learners.checkpoint import latest_checkpoint, restore_checkpoint, save_checkpoint
 from learners.collect import CollectConfig, LocalCollector
-from learners.learner import Learner, RlConfig, SftConfig, StarvedError, class_weight_per_row, sample_rows
+from learners.learner import Learner, RlConfig, SftConfig, StarvedError, sample_rows
 from learners.training import TrainConfig, make_learner, run_sft, train
 from rayrl.errors import DataError, RayrlError, RunConflictError
 from rayrl.retrieval.mdp import MdpConfig, RetrievalEnv
@@ -14,6 +14,7 @@ from rayrl.retrieval.oracle import oracle_returns
 from rayrl.retrieval.policy import MeanPolicy, PolicyConfig, PolicySpec, RetrievalPolicy, checksum, parameter_count
 from rayrl.retrieval.pools import Kind
 from rayrl.retrieval.rollout import random_orders, rollout
+from rayrl.retrieval.world import class_weight_per_row
 from tests.retrieval.worlds import tiny_world
 
 WEIGHTS = (0.5, 0.25, 0.25)
@@ -276,7 +277,13 @@ def test_sft_accuracy_rises():
 def test_learning_rate_and_entropy_go_down_in_a_line_whoever_resumes():
     world = scripted_world(n=8)
     rl = RlConfig(
-        updates=4, questions=8, group_size=4, learning_rate=0.01, learning_rate_final=0.0, entropy=0.4, entropy_final=0.2
+        updates=4,
+        questions=8,
+        group_size=4,
+        learning_rate=0.01,
+        learning_rate_final=0.0,
+        entropy=0.4,
+        entropy_final=0.2,
     )
     cfg = config(rl=rl)
     learner, player = make_learner(cfg, world)

@@ -1,6 +1,7 @@
 """One question through the fast path against the batch path of training and evaluation."""
 
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import orjson
@@ -17,6 +18,7 @@ from rayrl.retrieval.policy import PolicySpec, RetrievalPolicy
 from rayrl.retrieval.pools import Memory, Question
 from rayrl.retrieval.serving import OneQuestion, QuestionFeatures, Walk, can_walk
 from rayrl.retrieval.sources import pool_by_name
+from rayrl.retrieval.stacking import fit_regressions
 from rayrl.retrieval.task import Material, TaskConfig, build_view, world_of
 from tests.jobs.training_configs import small_config
 
@@ -116,12 +118,16 @@ def test_features_of_a_projected_embedding_and_of_a_second_look_at_a_known_quest
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize("skip", [False, True])
 @pytest.mark.parametrize("max_steps", [1, 3, 12])
-def test_gate_decides_as_the_batch_environment(tmp_path, members, skip, max_steps):
+@pytest.mark.parametrize("groups", ["SLCMNPX", "SLCMNPXR"])
+def test_gate_decides_as_the_batch_environment(tmp_path, members, skip, max_steps, groups):
     stuff = material(40)
-    config = TaskConfig(groups="SLCMNPX", far="", distractors=())
+    config = TaskConfig(groups=groups, far="", distractors=())
     mdp = MdpConfig(max_steps=max_steps)
     view = build_view(stuff, config, range(40), range(40))
     world = world_of(stuff, config, view, range(40))
+    if "R" in groups:
+        view = replace(view, regressions=fit_regressions(world))
+        world = world_of(stuff, config, view, range(40))
     policy = policy_for(world.static.shape[1], 5 + 3 + world.candidate.shape[2], members=members, skip=skip)
     policy.standardise_with(world.static, torch.randn(64, policy.spec.dynamic_dim, generator=torch.manual_seed(1)))
     with torch.no_grad():  # as many questions on either side of one half
