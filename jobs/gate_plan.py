@@ -13,9 +13,9 @@ from rayrl.errors import ConfigError, UserError
 from rayrl.schemas import EpisodeJob, JsonDict, episode_seed
 from rayrl.settings import RunConfig
 from rayrl.skills.bank import SkillBank, load_snapshot
-from rayrl.skills.gate import check_plan
+from rayrl.skills.gate import can_screen, check_plan
 from rayrl.skills.providers import BankEntry, MaskedSkills
-from rayrl.skills.rule import GateRule, unit_order
+from rayrl.skills.rule import GateRule, Look, unit_order
 from rayrl.skills.selection import minimum_detectable, planned_se
 from rayrl.skills.validation import Assign
 from rayrl.tasks import load_split_manifest, sample_task_ids
@@ -57,9 +57,10 @@ class GateConfig(Section):
 
 @dataclass(frozen=True)
 class Plan:
-    """All a gate is before it starts."""
+    """All a gate is before it starts. ``rule`` is the config's, less looks that come before anything can be seen."""
 
     config: GateConfig
+    rule: GateRule
     bank: SkillBank
     entries: list[BankEntry]
     task_ids: list[int]
@@ -112,11 +113,15 @@ def plan_gate(config: GateConfig, run: RunConfig, base: Path) -> Plan:
         EpisodeJob(task_id=t, sample_id=s, seed=episode_seed(run.experiment.seed, t, s), split=config.split)
         for t, s in units
     ]
+    names, assigned = [e.skill_id for e in entries], assignments(config, entries, None)
+    rule = config.rule
+    while rule.spending[0] == 0 and not can_screen(jobs[: rule.stage_sizes(len(task_ids))[0]], assigned, names):
+        rule = rule.later()
     stages, start = [], 0
-    for size in config.rule.stage_sizes(len(task_ids)):
+    for size in rule.stage_sizes(len(task_ids)):
         stages.append(jobs[start : start + size])
         start += size
-    check_plan(stages[0], assignments(config, entries, None), [e.skill_id for e in entries])
+    check_plan(stages[0], assigned, names)
     se = planned_se(
         tasks=len(task_ids),
         repeats=1,
@@ -132,20 +137,31 @@ def plan_gate(config: GateConfig, run: RunConfig, base: Path) -> Plan:
             f"this gate sees effects from {detectable:.3f} on (80 % power), but min_effect is {config.min_effect:g}; "
             f"it needs about {factor:.1f} times as many pairs (more tasks, or longer rule.stages)"
         )
-    return Plan(config, bank, entries, task_ids, stages, se, detectable)
+    return Plan(config, rule, bank, entries, task_ids, stages, se, detectable)
 
 
-def assignments(config: GateConfig, entries: list[BankEntry], open_: frozenset[str] | None) -> list[Assign]:
-    """What the two arms of a stage inject; ``open_`` are the chunks still varied (``None`` = all)."""
-    masked = partial(MaskedSkills, entries, mask_seed=config.mask_seed, inclusion=config.rule.inclusion)
+def assignments(config: GateConfig, entries: list[BankEntry], look: Look | None) -> list[Assign]:
+    """What the two arms of a stage inject, given the look before it (``None`` = the first stage)."""
+    masked = partial(
+        MaskedSkills,
+        entries,
+        mask_seed=config.mask_seed,
+        inclusion=config.rule.inclusion,
+        without=dropped(look),
+    )
     if config.rule.design == "bare":
         return [masked().assigned, no_skills]
-    return [masked().assigned, masked(flip=flipped(config, open_)).assigned]
+    return [masked().assigned, masked(flip=flipped(config, look)).assigned]
 
 
-def flipped(config: GateConfig, open_: frozenset[str] | None) -> list[str]:
+def flipped(config: GateConfig, look: Look | None) -> list[str]:
     """``skills.flip`` of the complement arm."""
-    return ["*"] if open_ is None or not config.rule.narrow else sorted(open_)
+    return ["*"] if look is None or not config.rule.narrow else sorted(look.open)
+
+
+def dropped(look: Look | None) -> list[str]:
+    """``skills.without`` of both arms: what was found harmful."""
+    return [] if look is None else sorted(look.dropped)
 
 
 def no_skills(job: EpisodeJob) -> list[BankEntry]:

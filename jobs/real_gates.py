@@ -2,7 +2,8 @@
 
 A bank whose chunks are known by construction (they teach a competence of the scripted shopper, the same one twice,
 none, or unteach one) goes through N gates that share nothing but the shopper and the tasks: other seeds, other masks.
-A larger gate beforehand measures each chunk's effect, so that recall is counted against effects, not intentions.
+A larger gate beforehand measures each chunk's effect, so that recall is counted against effects, not intentions. It too
+drops what does strong harm after a look or two: what a chunk is worth beside one that no bank will hold is not asked.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from jobs.validate_skills import CONTRIBUTIONS, Gate
 from rayrl.config import resolve_resource
 from rayrl.experiment import load_run_config
 from rayrl.schemas import JsonDict
-from rayrl.skills.rule import SEED_RULE, GateRule, single
+from rayrl.skills.rule import SEED_RULE, GateRule, screened
 from rayrl.skills.selection import rank_correlation
 from rayrl.traces.manifest import write_json_atomic
 
@@ -64,6 +65,7 @@ def judge(found: JsonDict, truth: dict[str, float]) -> JsonDict:
     return {
         "rollouts": found["rollouts"],
         "selected": sorted(chosen),
+        "dropped": {r["skill_id"]: r["dropped_after"] for r in found["contributions"] if r["dropped_after"]},
         "recall": len(chosen & helpful) / max(1, len(helpful)),
         "false_discovery": len(chosen - helpful) / max(1, len(chosen)),
     }
@@ -76,12 +78,12 @@ def effects(found: JsonDict) -> np.ndarray:
 
 def confirm(args: argparse.Namespace) -> JsonDict:
     """Reference, N gates by the default rule and N by the seed's; writes ``real_gates.json``."""
-    reference = play(args, "reference", 1000, single(args.reference))
+    reference = play(args, "reference", 1000, screened(args.reference))
     truth = {row["skill_id"]: row["effect"] for row in reference["contributions"]}
     result: JsonDict = {
         "tasks": args.tasks,
         "reference": {
-            row["skill_id"]: {"effect": row["effect"], "interval": row["interval"]}
+            row["skill_id"]: {key: row[key] for key in ("effect", "interval", "status", "dropped_after")}
             for row in reference["contributions"]
         },
         "reference_rollouts": reference["rollouts"],

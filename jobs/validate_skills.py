@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 from filelock import FileLock
 
-from jobs.gate_plan import GateConfig, assignments, flipped, no_skills, plan_gate
+from jobs.gate_plan import GateConfig, assignments, dropped, flipped, no_skills, plan_gate
 from jobs.output import console, facts_table, print_json
 from jobs.skill_runs import SkillRuns
 from rayrl.config import find_config, load_raw, parse_config, resolve_resource
@@ -88,40 +88,48 @@ class Gate:
         look: Look | None = None
         done, total = 0, sum(len(s) for s in self.plan.stages)
         looks: list[JsonDict] = []
+        dropped_after: dict[str, int] = {}
         for index, jobs in enumerate(self.plan.stages):
-            data.stages += self._stage(runs, index, jobs, look.open if look is not None else None)
+            data.stages += self._stage(runs, index, jobs, look)
             done += len(jobs)
-            look = take_look(self.config.rule, index, fit_metric(data), look, done=done, total=total, families=families)
-            looks.append({"pairs": done, "accepted": sorted(look.accepted), "open": sorted(look.open)})
+            look = take_look(self.plan.rule, index, fit_metric(data), look, done=done, total=total, families=families)
+            sets = {key: sorted(getattr(look, key)) for key in ("accepted", "open", "harmful", "dropped")}
+            looks.append({"pairs": done, **sets})
+            dropped_after = {name: dropped_after.get(name, done) for name in sets["dropped"]}
             if look.stop:
                 break
         if look is None:
             raise UserError("the gate has no stage to play")
-        report = contributions(data, self.config.rule, look, self.plan.entries, families=families)
+        report = contributions(
+            data, self.plan.rule, look, self.plan.entries, families=families, dropped_after=dropped_after
+        )
         report["looks"] = looks
         report["rollouts"] = 2 * done
         report["confirmation"] = self._confirm(runs, set(report["selected"]))
         return report
 
-    def _stage(self, runs: SkillRuns, index: int, jobs: list[EpisodeJob], open_: frozenset[str] | None) -> list[Played]:
-        assigned = assignments(self.config, self.plan.entries, open_)
-        first = self._masked(runs, f"s{index}-masked", jobs, [])
+    def _stage(self, runs: SkillRuns, index: int, jobs: list[EpisodeJob], look: Look | None) -> list[Played]:
+        assigned = assignments(self.config, self.plan.entries, look)
+        first = self._masked(runs, f"s{index}-masked", jobs, [], dropped(look))
         arms = [read_arm(runs.run(first), jobs, assigned[0])]
         if self.config.rule.design == "bare":
             return [Played(jobs, [*arms, self._bare(runs, index, jobs, first)], assigned)]
-        second = self._masked(runs, f"s{index}-complement", jobs, flipped(self.config, open_))
+        second = self._masked(runs, f"s{index}-complement", jobs, flipped(self.config, look), dropped(look))
         arms.append(read_arm(runs.run(second), jobs, assigned[1]))
         if self.config.bare_run_dir is None:
             return [Played(jobs, arms, assigned)]
         return self._with_bare(jobs, arms, assigned, first)
 
-    def _masked(self, runs: SkillRuns, name: str, jobs: list[EpisodeJob], flip: list[str]) -> Experiment:
+    def _masked(
+        self, runs: SkillRuns, name: str, jobs: list[EpisodeJob], flip: list[str], without: list[str]
+    ) -> Experiment:
         skills: JsonDict = {
             "kind": "masked",
             "path": str(self._bank_file.resolve()),
             "mask_seed": self.config.mask_seed,
             "inclusion": self.config.rule.inclusion,
             "flip": flip,
+            "without": without,
         }
         return runs.experiment(f"{self.config.name}-{name}", {"tasks": self._tasks(), "skills": skills}, jobs)
 
@@ -239,7 +247,16 @@ class Gate:
                         "bank_sha256": self.plan.bank.sha256,
                         "rollouts": report["rollouts"],
                         **{
-                            k: row[k] for k in ("skill_id", "version", "content_sha256", "effect", "interval", "status")
+                            k: row[k]
+                            for k in (
+                                "skill_id",
+                                "version",
+                                "content_sha256",
+                                "effect",
+                                "interval",
+                                "status",
+                                "dropped_after",
+                            )
                         },
                     }
                     file.write(orjson.dumps(line) + b"\n")
@@ -340,8 +357,9 @@ def print_gate(out: Path, found: JsonDict) -> None:
     for row in sorted(report["contributions"], key=lambda r: r["rank"]):
         low, high = row["interval"]
         p = "" if row["adjusted_p"] is None else f"{row['adjusted_p']:.2g}"
+        status = row["status"] + (f", dropped after {row['dropped_after']} pairs" if row["dropped_after"] else "")
         table.add_row(
-            row["skill_id"], f"{row['effect']:+.3f}", f"[{low:+.3f}, {high:+.3f}]", p, str(row["rank"]), row["status"]
+            row["skill_id"], f"{row['effect']:+.3f}", f"[{low:+.3f}, {high:+.3f}]", p, str(row["rank"]), status
         )
     view = console()
     view.print(table)

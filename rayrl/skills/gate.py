@@ -19,6 +19,7 @@ from rayrl.skills.estimators import (
     bootstrap_draws,
     bootstrap_interval,
     check_rank,
+    cluster_moments,
     fit_cluster,
     fit_hc3,
 )
@@ -29,6 +30,8 @@ from rayrl.skills.validation import Arm, Assign, pair_correlation, shared_metric
 
 LEVEL = 0.95
 HALVES = 20
+SCREEN_PAIRS = 4
+"""Pairs per chunk from which a look may drop chunks and nothing else."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,20 @@ def check_plan(jobs: Sequence[EpisodeJob], assigned: Sequence[Assign], names: Se
     check_rank(contrast_design([empty]).x, names)
 
 
+def can_screen(jobs: Sequence[EpisodeJob], assigned: Sequence[Assign], names: Sequence[str]) -> bool:
+    """Whether a first look at these jobs can tell the chunks apart, also with any one task left out.
+
+    It asks for four pairs per chunk as well; with fewer the errors are too rough to act on.
+    """
+    if len(jobs) < SCREEN_PAIRS * len(names):
+        return False
+    masks = np.stack([mask_matrix(jobs, a, names) for a in assigned], axis=1)
+    tasks = np.array([j.task_id for j in jobs])
+    x = contrast_design([Blocks(tasks, np.zeros(masks.shape[:2]), masks)]).x
+    grams, _ = cluster_moments(x, np.zeros(len(jobs)), tasks)
+    return bool((np.linalg.cond(grams.sum(axis=0) - grams) < 1e12).all())
+
+
 def contributions(
     data: GateData,
     rule: GateRule,
@@ -101,8 +118,12 @@ def contributions(
     entries: Sequence[BankEntry],
     *,
     families: Mapping[str, str] | None = None,
+    dropped_after: Mapping[str, int] | None = None,
 ) -> JsonDict:
-    """The report of a finished gate; see the module docstring."""
+    """The report of a finished gate; see the module docstring.
+
+    ``dropped_after``: pairs after which a harmful chunk was dropped.
+    """
     fit = fit_metric(data)
     verdicts = final_verdicts(rule, fit, look, families=families)
     chosen = [v.name for v in verdicts if v.status == "selected"]
@@ -131,6 +152,7 @@ def contributions(
                 "adjusted_p": verdict.adjusted_p,
                 "rank": verdict.rank,
                 "status": verdict.status,
+                "dropped_after": (dropped_after or {}).get(entry.skill_id),
             }
         )
     return {

@@ -141,22 +141,30 @@ class MaskedSkills:
     """A random subset of a bank per job, by :func:`mask_bit`; made for paired masked validation.
 
     ``flip`` inverts the bits of all skills (``["*"]``) or of the ones named: the same jobs with and without it make
-    complementary pairs.
+    complementary pairs. Skills in ``without`` are in no subset, whatever their bit; the bits of the others stay.
     """
 
     def __init__(
-        self, entries: list[BankEntry], *, mask_seed: int, inclusion: float, flip: list[str] | None = None
+        self,
+        entries: list[BankEntry],
+        *,
+        mask_seed: int,
+        inclusion: float,
+        flip: list[str] | None = None,
+        without: list[str] | None = None,
     ) -> None:
         if not 0 < inclusion < 1:
             raise ConfigError(f"skills.inclusion: {inclusion} is not strictly between 0 and 1")
         known = [entry.skill_id for entry in entries]
-        for name in flip or []:
-            if name != "*" and name not in known:
-                raise ConfigError(f"skills.flip: the bank has no skill {name!r}{did_you_mean(name, known)}")
+        for key, names in (("flip", flip or []), ("without", without or [])):
+            for name in names:
+                if name not in known and (key, name) != ("flip", "*"):
+                    raise ConfigError(f"skills.{key}: the bank has no skill {name!r}{did_you_mean(name, known)}")
         self.entries = entries
         self.mask_seed = mask_seed
         self.inclusion = inclusion
         self.flip = sorted(set(flip or []))
+        self.without = sorted(set(without or []))
 
     def identity(self) -> dict[str, Any]:
         """Fingerprint part."""
@@ -166,6 +174,7 @@ class MaskedSkills:
             "mask_seed": self.mask_seed,
             "inclusion": self.inclusion,
             **({"flip": self.flip} if self.flip else {}),
+            **({"without": self.without} if self.without else {}),
         }
 
     def assigned(self, job: EpisodeJob) -> list[BankEntry]:
@@ -174,6 +183,7 @@ class MaskedSkills:
             entry
             for entry in self.entries
             if entry.applies(job)
+            and entry.skill_id not in self.without
             and mask_bit(self.mask_seed, job, entry.skill_id, self.inclusion) != self._flipped(entry.skill_id)
         ]
 
@@ -200,6 +210,8 @@ class SkillsConfig(Section):
     """Probability that a skill is in a job's subset (``masked``)."""
     flip: list[str] = []
     """Skills whose bit is inverted, ``["*"]`` for all (``masked``): the other half of a complementary pair."""
+    without: list[str] = []
+    """Skills that are in no subset (``masked``): a gate drops what it has found harmful."""
     options: dict[str, Any] = {}
     """Keyword arguments for a provider of your own. In the fingerprint through its ``identity()``."""
 
@@ -228,7 +240,13 @@ def build_skills(config: SkillsConfig, base: Path | None = None) -> SkillProvide
         return _from_bank(  # type: ignore[no-any-return]
             config,
             base,
-            lambda bank: MaskedSkills(bank, mask_seed=config.mask_seed, inclusion=config.inclusion, flip=config.flip),
+            lambda bank: MaskedSkills(
+                bank,
+                mask_seed=config.mask_seed,
+                inclusion=config.inclusion,
+                flip=config.flip,
+                without=config.without,
+            ),
         )
     if ":" not in config.kind:
         raise ConfigError(f"skills.kind: {config.kind!r} is none of none, bank, masked, or pkg.module:Name")

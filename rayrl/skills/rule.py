@@ -3,7 +3,10 @@
 A gate plays pairs of rollouts in stages. After each stage it looks: chunks whose one-sided p passes
 Benjamini-Hochberg at that look's share of the false discovery rate are accepted for good; a chunk that has become
 unlikely to pass at the last look is closed; when no chunk is open the gate stops early. The shares add up to the whole
-rate, so the union over looks keeps it.
+rate, so the union over looks keeps it. A chunk that does harm by the same test (the rate is split evenly over the
+looks) is dropped: later pairs are played without it, because it would hide what the others are worth. Early looks that
+may accept nothing (share 0) are there for that alone. All pairs stay in the fit; a dropped chunk's column is 0 in later
+ones.
 
 Invariant: nothing here draws random numbers or reads files. The simulator and the real gate call the same functions.
 """
@@ -19,6 +22,7 @@ from pydantic import Field, model_validator
 from scipy import stats
 
 from rayrl.config import Section
+from rayrl.evaluation.paired import benjamini_hochberg
 from rayrl.schemas import canonical_json, sha256_hex
 from rayrl.skills.estimators import Fit
 from rayrl.skills.selection import FDR, Verdict, family_winners, lower_bound, positive_top_k
@@ -35,10 +39,12 @@ class GateRule(Section):
     """False discovery rate of ``lower_bound``."""
     budget: int | None = Field(None, ge=1)
     """Most skills to select; null = as many as pass."""
-    stages: list[float] = [1.0, 0.5, 0.5]
+    stages: list[float] = [0.25, 0.25, 0.5, 0.5, 0.5]
     """Pairs per task of each stage. ``[r]`` is a gate with r repeats and a single look."""
-    spending: list[float] = [0.4, 0.3, 0.3]
-    """Share of ``fdr`` spent at each look; adds up to 1."""
+    spending: list[float] = [0.0, 0.0, 0.4, 0.3, 0.3]
+    """Share of ``fdr`` spent at each look; adds up to 1. A look with share 0 only screens for harm."""
+    drop_harmful: bool = True
+    """Play later pairs without chunks that significantly do harm. False = keep them in to the end."""
     futility: float = Field(0.1, ge=0, lt=1)
     """A chunk is closed when its chance to pass at the last look, given the data so far, is below this. 0 = never."""
     narrow: bool = False
@@ -54,6 +60,8 @@ class GateRule(Section):
             raise ValueError(f"spending needs one share per stage, {len(self.stages)} of them")
         if abs(sum(self.spending) - 1) > 1e-9:
             raise ValueError(f"spending adds up to {sum(self.spending):g}, not to 1")
+        if self.spending[-1] == 0:
+            raise ValueError("spending: the last look must be able to accept something")
         if self.design == "complement" and self.inclusion != 0.5:
             raise ValueError("the complement of a subset has the same distribution only with inclusion 0.5")
         return self
@@ -61,6 +69,23 @@ class GateRule(Section):
     def sha256(self) -> str:
         """Hash of the rule: what "frozen" means."""
         return sha256_hex(canonical_json(self.model_dump(mode="json")))
+
+    def harm_rate(self, look: int) -> float:
+        """False discovery rate of "does harm" at a look; over all looks it adds up to ``fdr``."""
+        if self.drop_harmful:
+            return self.fdr / len(self.stages)
+        return self.fdr if look == len(self.stages) - 1 else 0.0
+
+    def later(self) -> GateRule:
+        """The same rule without its first look, whose pairs and share go to the second; itself when it has one look."""
+        if len(self.stages) == 1:
+            return self
+        stages, spending = self.stages, self.spending
+        merged = {
+            "stages": [stages[0] + stages[1], *stages[2:]],
+            "spending": [spending[0] + spending[1], *spending[2:]],
+        }
+        return self.model_copy(update=merged)
 
     def total_pairs(self, tasks: int) -> int:
         """Pairs of all stages."""
@@ -77,6 +102,11 @@ def single(repeats: float, *, rule: GateRule | None = None) -> GateRule:
     return (rule or GateRule()).model_copy(update={"stages": [float(repeats)], "spending": [1.0]})
 
 
+def screened(repeats: float) -> GateRule:
+    """One look that accepts, after ``repeats`` (> .5) pairs per task, behind the default rule's two looks for harm."""
+    return GateRule(stages=[0.25, 0.25, repeats - 0.5], spending=[0.0, 0.0, 1.0], futility=0.0)
+
+
 SEED_RULE = GateRule(design="bare", select="positive_top_k", budget=10, stages=[1.0], spending=[1.0], futility=0.0)
 """The public project's rule: bare against masked, the ten largest positive coefficients."""
 PLAIN_RULE = GateRule(design="bare", stages=[1.0], spending=[1.0], futility=0.0)
@@ -85,12 +115,17 @@ PLAIN_RULE = GateRule(design="bare", stages=[1.0], spending=[1.0], futility=0.0)
 
 @dataclass(frozen=True)
 class Look:
-    """State after a look. ``accepted`` and ``open`` are chunk names; ``stop`` says that nothing is open."""
+    """State after a look. ``accepted``, ``open`` and ``harmful`` are chunk names; ``stop``: nothing is open.
+
+    ``dropped`` are the harmful ones that a later stage is played without.
+    """
 
     index: int
     accepted: frozenset[str]
     open: frozenset[str]
     stop: bool
+    harmful: frozenset[str] = frozenset()
+    dropped: frozenset[str] = frozenset()
 
 
 def unit_order(task_ids: Sequence[int], pairs: int, *, mask_seed: int) -> list[tuple[int, int]]:
@@ -121,14 +156,21 @@ def take_look(
             found = positive_top_k(fit, budget=rule.budget, families=families)
             accepted = {v.name for v in found if v.status == "selected"}
         return Look(index, frozenset(accepted), frozenset(() if last else fit.names), last)
+    dropped = before.dropped if before else frozenset()
     # the budget applies at the end: a larger effect may still be found
     found = lower_bound(fit, q=rule.fdr * rule.spending[index], families=families)
-    accepted |= {v.name for v in found if v.status == "selected"}
+    accepted |= {v.name for v in found if v.status == "selected" and v.name not in dropped}
+    down = benjamini_hochberg(list(fit.p_less()))
+    harmful = dropped | {n for n, p in zip(fit.names, down, strict=True) if p <= rule.harm_rate(index)} - accepted
     if last:
-        return Look(index, frozenset(accepted), frozenset(), True)
+        return Look(index, frozenset(accepted), frozenset(), True, harmful, dropped)
     chance = chance_to_pass(rule, fit, len(accepted), done=done, total=total)
-    open_ = {name for name, p in zip(fit.names, chance, strict=True) if name not in accepted and p >= rule.futility}
-    return Look(index, frozenset(accepted), frozenset(open_), not open_)
+    closed = accepted | harmful
+    open_ = frozenset(n for n, p in zip(fit.names, chance, strict=True) if n not in closed and p >= rule.futility)
+    if rule.spending[index] == 0:
+        open_ = frozenset(fit.names) - closed  # nothing was asked of them yet
+    stop = not open_
+    return Look(index, frozenset(accepted), open_, stop, harmful, dropped if stop else harmful)
 
 
 def chance_to_pass(rule: GateRule, fit: Fit, accepted: int, *, done: int, total: int) -> list[float]:
@@ -150,18 +192,19 @@ def final_verdicts(rule: GateRule, fit: Fit, look: Look, *, families: Mapping[st
     if rule.select == "positive_top_k":
         return positive_top_k(fit, budget=rule.budget, families=families)
     found = lower_bound(fit, q=rule.fdr * rule.spending[look.index], families=families)
+    statuses = {v.name: "harmful" if v.name in look.harmful else "undecided" for v in found}
     pool = [(n, b) for n, b in zip(fit.names, fit.beta, strict=True) if n in look.accepted]
     winners = family_winners([n for n, _ in pool], np.array([b for _, b in pool]), families or {})
     by_size = [n for n, _ in sorted(pool, key=lambda item: -item[1]) if n in winners]
     chosen = set(by_size if rule.budget is None else by_size[: rule.budget])
     out = []
     for verdict in found:
-        status = verdict.status
+        status = statuses[verdict.name]
         if verdict.name in look.accepted:
             status = (
                 "selected" if verdict.name in chosen else "beyond_budget" if verdict.name in winners else "family_loser"
             )
-        elif status == "selected":
-            status = "undecided"
+        elif verdict.status == "family_loser":
+            status = verdict.status
         out.append(Verdict(verdict.name, status, verdict.rank, verdict.adjusted_p))
     return out

@@ -188,6 +188,25 @@ STANDARD_EFFECTS = np.array([0.08] * 4 + [0.05] * 2 + [0.0] * 8 + [-0.06] * 2)
 """16 chunks: 4 clearly helpful, 2 helpful, 8 useless, 2 harmful."""
 
 
+STRONG_EFFECTS = np.array([0.08] * 4 + [0.05] * 2 + [0.0] * 8 + [-0.38, -0.16])
+"""The same with two chunks that do strong harm."""
+HIDING_SHIFTS = (-1.94, -1.03)
+"""Latent shifts of two chunks that cost .30 and .16 on average at the measured difficulty."""
+
+
+def hidden_world(outcomes: Outcomes) -> World:
+    """Two chunks of strong harm that hide what the others are worth.
+
+    Without the two, the others have the effects of ``STANDARD_EFFECTS``; averaged over subsets that hold them, less
+    than half of that is left, as in the measured study bank.
+    """
+    plain = make_world(outcomes, STANDARD_EFFECTS[:-2])
+    shifts = np.concatenate([plain.shifts, HIDING_SHIFTS])
+    masks = (np.random.default_rng(0).random((_MASKS, shifts.size)) < 0.5).astype(float)
+    effects, _ = _average_effects(World(outcomes, np.zeros(shifts.size), shifts), masks)
+    return World(outcomes, np.where(shifts == 0, 0.0, effects), shifts)
+
+
 def random_world(outcomes: Outcomes, rng: np.random.Generator, *, chunks: int = 16) -> World:
     """A world drawn at random: difficulty around the measured one, a random share of helpful and harmful chunks with
     random effects, and some pairs of helpful chunks that partly replace each other (or a pair that need each other)."""

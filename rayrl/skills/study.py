@@ -26,6 +26,7 @@ class GateOutcome:
     selected: frozenset[int]
     rollouts: int
     correlation: float
+    dropped: frozenset[int] = frozenset()
 
 
 def simulate_gate(
@@ -45,7 +46,8 @@ def simulate_gate(
         chosen = queue[done : done + size]
         done += size
         varied = np.array([look is None or not rule.narrow or name in look.open for name in names])
-        parts.append(_play_pairs(world, rule, rng, difficulty[chosen], chosen, varied, common=common))
+        active = np.array([look is None or name not in look.dropped for name in names])
+        parts.append(_play_pairs(world, rule, rng, difficulty[chosen], chosen, varied, active, common=common))
         design = contrast_design(parts)
         fit = fit_cluster(design.x, design.y, design.tasks, names)
         look = take_look(rule, index, fit, look, done=done, total=total)
@@ -61,6 +63,7 @@ def simulate_gate(
         frozenset(int(n) for n in chosen_names),
         2 * done,
         float(np.corrcoef(rewards[:, 0], rewards[:, 1])[0, 1]),
+        frozenset(int(n) for n in look.dropped),
     )
 
 
@@ -71,12 +74,14 @@ def _play_pairs(
     difficulty: FloatArray,
     tasks: np.ndarray,
     varied: np.ndarray,
+    active: np.ndarray,
     *,
     common: bool,
 ) -> Blocks:
     n = difficulty.size
     first = (rng.random((n, varied.size)) < rule.inclusion).astype(float)
     second = np.where(varied, 1 - first, first) if rule.design == "complement" else np.zeros_like(first)
+    first, second = first * active, second * active
     luck = draw_luck(rng, n, 2, world.outcomes.rho, common=common)
     rewards = np.stack([world.play(difficulty, m, w) for m, w in zip((first, second), luck, strict=True)], axis=1)
     return Blocks(tasks, rewards, np.stack([first, second], axis=1))

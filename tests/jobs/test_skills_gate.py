@@ -13,6 +13,7 @@ from jobs.gate_plan import plan_gate
 from jobs.skills import add_arguments as skills_arguments
 from jobs.train_selector import gate_pairs
 from jobs.validate_skills import CONTRIBUTIONS, LEDGER, MANIFEST, SELECTED, Gate, load_gate
+from rayrl.config import configs_root
 from rayrl.errors import ConfigError, DataError, RunIncompleteError, UserError
 from rayrl.skills.bank import load_snapshot
 from rayrl.skills.estimators import fit_cluster
@@ -243,6 +244,50 @@ def test_an_incomplete_gate_says_so_leaves_no_bank_and_goes_on(shop: Path, tmp_p
     assert gate.run()["status"] == "complete" and (out / SELECTED).exists()
 
 
+def test_a_harmful_chunk_is_dropped_by_a_look_and_a_killed_gate_goes_on_without_it(
+    shop: Path, tmp_path: Path, monkeypatch
+):
+    study = json.loads((configs_root() / "skills/study_bank.json").read_text())
+    texts = {s["skill_id"]: s["content"] for s in study["skills"] if s["skill_id"] in ("harm-persona", "harm-options")}
+    bank = write_bank(tmp_path, {**{k: TEXTS[k] for k in ("search", "plants")}, **texts})
+    changes = {
+        "bank": str(bank),
+        "rule": {"stages": [2.0, 0.5], "spending": [0.0, 1.0], "fdr": 0.4},
+        "confirm_split": None,
+    }
+    real = skill_runs.SkillRuns.run
+
+    def stops(self, experiment):
+        if experiment.name == "g-s1-complement":
+            raise RunIncompleteError("killed")
+        return real(self, experiment)
+
+    monkeypatch.setattr(skill_runs.SkillRuns, "run", stops)
+    with pytest.raises(RunIncompleteError):
+        gate_of(shop, tmp_path / "g", **changes).run()
+    monkeypatch.setattr(skill_runs.SkillRuns, "run", real)
+    found = gate_of(shop, tmp_path / "g", **changes).run()
+    report = json.loads((tmp_path / "g" / CONTRIBUTIONS).read_text())
+    rows = {r["skill_id"]: r for r in report["contributions"]}
+    dropped = {name for name, row in rows.items() if row["dropped_after"]}
+    assert dropped and dropped <= set(texts) and not dropped & set(found["selected"])
+    assert all(rows[n]["status"] == "harmful" and rows[n]["dropped_after"] == 48 for n in dropped)
+    assert set(report["looks"][0]["dropped"]) == dropped and report["looks"][0]["accepted"] == []
+    lines = [orjson.loads(line) for line in (tmp_path / "g" / LEDGER).read_bytes().splitlines()]
+    assert {line["skill_id"] for line in lines if line["dropped_after"]} == dropped
+    pairs = gate_pairs(tmp_path / "g", "g", load_snapshot(bank)).data.masks
+    columns = [i for i, name in enumerate(rows) if name in dropped]
+    assert (pairs[:48].sum(axis=1) == 1).all() and (pairs[48:][:, :, columns] == 0).all()
+    assert (np.delete(pairs[48:], columns, axis=2).sum(axis=1) == 1).all()
+
+
+def test_looks_for_harm_wait_until_the_design_can_show_it(shop: Path, tmp_path: Path):
+    few = gate_of(shop, tmp_path / "a").plan
+    assert [len(s) for s in few.stages] == [24, 12, 12] and few.rule.spending == [0.4, 0.3, 0.3]
+    more = gate_of(shop, tmp_path / "b", rule={"stages": [1.0, 1.0], "spending": [0.0, 1.0]}).plan
+    assert [len(s) for s in more.stages] == [24, 24]
+
+
 def test_another_gate_in_the_same_directory_is_refused(shop: Path, finished: Path):
     with pytest.raises(UserError, match="another gate"):
         gate_of(shop, finished, rule={"fdr": 0.1}).run()
@@ -302,7 +347,6 @@ def test_the_command_line_plans_shows_reviews_and_compares(shop: Path, finished:
 
 def test_shipped_gate_configs_parse():
     from jobs.pipeline import load_pipeline
-    from rayrl.config import configs_root
 
     designs = {}
     for name in ("skills/gate.yaml", "skills/gate_local.yaml"):

@@ -8,11 +8,12 @@ from pydantic import ValidationError
 
 from jobs.gate_study import draw_worlds, figure, load_outcomes, markdown, reported_seed, study
 from rayrl.config import configs_root, load_config
+from rayrl.errors import ConfigError
 from rayrl.schemas import EpisodeJob
 from rayrl.skills.bank import BankEntry
 from rayrl.skills.providers import MaskedSkills, mask_bit
 from rayrl.skills.rule import PLAIN_RULE, SEED_RULE, GateRule, final_verdicts, single, take_look, unit_order
-from rayrl.skills.simulator import STANDARD_EFFECTS, Outcomes, fit_outcomes, make_world, random_world
+from rayrl.skills.simulator import STANDARD_EFFECTS, Outcomes, fit_outcomes, hidden_world, make_world, random_world
 from rayrl.skills.study import score_rule, simulate_gate
 from tests.skills.test_design_and_selection import fit_of
 
@@ -65,8 +66,9 @@ def test_units_take_every_task_once_before_any_twice():
         ({"stages": []}, "stages"),
         ({"stages": [1.0, -1.0], "spending": [0.5, 0.5]}, "positive"),
         ({"spending": [0.5]}, "one share per stage"),
-        ({"spending": [0.5, 0.5, 0.5]}, "not to 1"),
+        ({"spending": [0.5, 0.5, 0.5, 0.5, 0.5]}, "not to 1"),
         ({"inclusion": 0.3}, "inclusion 0.5"),
+        ({"spending": [0.5, 0.5, 0.0, 0.0, 0.0]}, "last look"),
     ],
 )
 def test_impossible_rules_are_refused(bad, message):
@@ -80,13 +82,66 @@ def test_the_shipped_rule_is_the_default_one():
 
 def test_looks_accept_for_good_close_what_is_hopeless_and_stop_when_nothing_is_open():
     rule = GateRule()
-    first = take_look(rule, 0, fit_of([0.10, 0.03, 0.0], [0.02] * 3), None, done=400, total=800)
+    first = take_look(rule, 2, fit_of([0.10, 0.03, 0.0], [0.02] * 3), None, done=400, total=800)
     assert first.accepted == {"s0"} and first.open == {"s1"} and not first.stop
     # the accepted one stays, although it would not pass now
-    second = take_look(rule, 1, fit_of([0.01, 0.0, 0.0], [0.015] * 3), first, done=600, total=800)
+    second = take_look(rule, 3, fit_of([0.01, 0.0, 0.0], [0.015] * 3), first, done=600, total=800)
     assert second.accepted == {"s0"} and second.stop
     verdicts = final_verdicts(rule, fit_of([0.01, 0.0, 0.0], [0.015] * 3), second)
     assert [v.status for v in verdicts] == ["selected", "undecided", "undecided"]
+
+
+def test_a_look_drops_what_does_harm_and_a_screening_one_decides_nothing_else():
+    rule = GateRule()
+    fit = fit_of([0.2, 0.0, -0.2], [0.03] * 3)
+    first = take_look(rule, 0, fit, None, done=100, total=800)
+    assert first.dropped == {"s2"} and not first.accepted and first.open == {"s0", "s1"} and not first.stop
+    # it stays dropped, whatever its estimate does later, and is open no more
+    later = take_look(rule, 2, fit_of([0.2, 0.0, 0.1], [0.02] * 3), first, done=400, total=800)
+    assert later.accepted == {"s0"} and later.dropped == {"s2"} and "s2" not in later.open
+    last = take_look(rule, 4, fit_of([0.2, -0.2, 0.1], [0.02] * 3), later, done=800, total=800)
+    assert last.harmful == {"s1", "s2"} and last.dropped == {"s2"}  # nothing is played without s1 any more
+    verdicts = final_verdicts(rule, fit_of([0.2, -0.2, 0.1], [0.02] * 3), last)
+    assert [v.status for v in verdicts] == ["selected", "harmful", "harmful"]
+    kept = take_look(GateRule(drop_harmful=False), 0, fit, None, done=100, total=800)
+    assert not kept.dropped and kept.open == {"s0", "s1", "s2"}
+
+
+def test_the_rate_of_false_harm_is_shared_out_over_the_looks():
+    rule = GateRule()
+    assert sum(rule.harm_rate(i) for i in range(len(rule.stages))) == pytest.approx(rule.fdr)
+    off = GateRule(drop_harmful=False)
+    assert [off.harm_rate(i) for i in range(5)] == [0, 0, 0, 0, off.fdr]
+
+
+def test_a_first_look_can_be_joined_with_the_second():
+    joined = GateRule().later().later()
+    assert (joined.stages, joined.spending) == ([1.0, 0.5, 0.5], [0.4, 0.3, 0.3])
+    assert single(1).later() == single(1)
+
+
+def test_without_the_harmful_chunks_the_others_are_found():
+    worlds = [hidden_world(OUTCOMES)]
+    assert worlds[0].effects[14] < -0.2 and (worlds[0].effects[6:14] == 0).all()
+    args = {"gates": 6, "seed": [3], "tasks": 300}
+    kept = score_rule(worlds, GateRule(drop_harmful=False), **args)
+    dropped = score_rule(worlds, GateRule(), **args)
+    assert dropped.recall > kept.recall + 0.2 and dropped.false_discovery <= 0.1
+    gate = simulate_gate(worlds[0], GateRule(), np.random.default_rng(0), tasks=300)
+    assert gate.dropped >= {14} and not gate.dropped & set(range(6))
+
+
+def test_a_chunk_left_out_is_in_no_arm_and_moves_no_other():
+    entries = [BankEntry(skill_id=f"s{i}", content="x") for i in range(6)]
+    for flip in ([], ["*"]):
+        plain = MaskedSkills(entries, mask_seed=3, inclusion=0.5, flip=flip)
+        fewer = MaskedSkills(entries, mask_seed=3, inclusion=0.5, flip=flip, without=["s2"])
+        for task in range(50):
+            job = EpisodeJob(task_id=task, sample_id=0, seed=0, split="val")
+            assert fewer.assigned(job) == [e for e in plain.assigned(job) if e.skill_id != "s2"]
+    assert fewer.identity()["without"] == ["s2"] and "without" not in plain.identity()
+    with pytest.raises(ConfigError, match=r"skills\.without: the bank has no skill 's9'"):
+        MaskedSkills(entries, mask_seed=3, inclusion=0.5, without=["s9"])
 
 
 def test_the_last_look_always_stops():
@@ -97,7 +152,7 @@ def test_the_last_look_always_stops():
 
 
 def test_stage_sizes_add_up():
-    assert GateRule().stage_sizes(400) == [400, 200, 200]
+    assert GateRule().stage_sizes(400) == [100, 100, 200, 200, 200]
     assert sum(GateRule().stage_sizes(33)) == GateRule().total_pairs(33) == 66
 
 
@@ -176,7 +231,7 @@ def test_a_small_study_has_its_table_and_figure():
     found = study(GateRule(), outcomes, gates=4, tasks=80, repeats=[1])
     assert {r["rule"] for r in found["standard"]["rows"]} >= {"seed rule", "default rule", "lower bound, bare pairs"}
     text = markdown(found)
-    assert text.count("|---|") >= 2 and "random worlds" in text
+    assert text.count("|---|") >= 4 and "random worlds" in text
     assert figure(found).startswith("<svg") and "recall" in figure(found)
 
 
