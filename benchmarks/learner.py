@@ -3,9 +3,11 @@
 One process, one MLP shape, one MDP (scripted queue, 2 actions, the original 386-dimensional state). Each figure is env
 steps per second, the median of several rounds; rounds of the contestants alternate, so that a busy machine is busy for
 all of them. On a shared machine ``--clock cpu`` counts the process's own CPU seconds (unfair to nobody but Ray, as it
-does not see the workers; leave Ray out then). Contestants that are not installed are left out and named.
+does not see the workers; leave Ray out then). Contestants that are not installed are left out and named; peers run with
+the first number of threads only. Time to oracle: seconds from scratch until greedy episodes reach 95 % of the oracle's
+return; nobody's hyperparameters were tuned for it, the peers' are their defaults.
 
-    python -m benchmarks.learner [--rounds 5] [--threads 1] [--batches 64 512 4096] [--skip sb3 rllib ray]
+    python -m benchmarks.learner [--rounds 5] [--threads 1 2] [--batches 64 512 4096] [--skip sb3 rllib ray]
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import contextlib
 import importlib.util
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -22,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.learner_peers import DIM, WIDTH, K, Peer, rllib_ppo, sb3_ppo, seed_style_loop
 from learners.collect import CollectConfig, LocalCollector
 from learners.learner import Learner, RlConfig, SftConfig
 from learners.training import TrainConfig, make_learner, train
@@ -32,7 +36,8 @@ from rayrl.retrieval.pools import Kind
 from rayrl.retrieval.rollout import random_orders, rollout
 from rayrl.retrieval.world import World
 
-K, DIM, WIDTH = 5, 384, 32
+AIMS = {"seed-style loop": 100.0, "SB3 PPO": 15.0, "bound": 0.4}
+"""What rollout and update at the largest batch is to reach, as a multiple of each."""
 
 
 def bench_world(n: int = 256) -> World:
@@ -119,130 +124,6 @@ def rayrl_over_ray(world: World, batch: int) -> tuple[Callable[[], int], Callabl
     return once, collector.close
 
 
-def seed_style_loop(world: World) -> Callable[[], int]:
-    """One trajectory at a time, one update per trajectory, as the original design works (64 of them per call)."""
-    policy = torch.nn.Sequential(
-        torch.nn.Linear(DIM + 2, WIDTH),
-        torch.nn.ReLU(),
-        torch.nn.Linear(WIDTH, WIDTH),
-        torch.nn.ReLU(),
-        torch.nn.Linear(WIDTH, 2),
-    )
-    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-4)
-    generator = torch.Generator().manual_seed(0)
-
-    def episode() -> int:
-        row = int(torch.randint(world.rows, (1,), generator=generator))
-        is_a = bool(world.is_a[row])
-        target = int(torch.randint(1, K, (1,), generator=generator))
-        held = hit = steps = 0
-        log_probs, rewards = [], []
-        while True:
-            quality = world.candidate[row, min(held, K - 1), 0]
-            state = torch.cat([world.static[row], torch.stack([quality, torch.tensor(float(hit))])])
-            distribution = torch.distributions.Categorical(logits=policy(state))
-            action = distribution.sample()
-            log_probs.append(distribution.log_prob(action))
-            steps += 1
-            if int(action) == 0:
-                hit = hit or int(is_a and held == target)
-                held += 1
-                reward = -0.5
-                if held < K:
-                    rewards.append(reward)
-                    continue
-            else:
-                reward = 0.0
-            rewards.append(reward + ((10.0 if hit else -3.5) if is_a else (-8.5 if held else 10.0)))
-            break
-        returns, running = [], 0.0
-        for r in reversed(rewards):
-            running = r + 0.99 * running
-            returns.insert(0, running)
-        g = torch.tensor(returns)
-        advantage = (g - g.mean()) / (g.std(correction=0) + 1e-8)
-        loss = -(torch.stack(log_probs) * advantage).mean()
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        optimizer.step()
-        return steps
-
-    return lambda: sum(episode() for _ in range(64))
-
-
-def gym_env(world: World) -> Any:
-    """The same MDP as a Gymnasium environment, for the peers."""
-    import gymnasium
-    import numpy as np
-
-    class RetrievalGym(gymnasium.Env):  # type: ignore[misc,unused-ignore]
-        observation_space = gymnasium.spaces.Box(-5, 5, (DIM + 2,), np.float32)
-        action_space = gymnasium.spaces.Discrete(2)
-
-        def __init__(self, _config: Any = None) -> None:
-            self.static, self.quality = world.static.numpy(), world.candidate[:, :, 0].numpy()
-            self.is_a = world.is_a.numpy()
-
-        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-            super().reset(seed=seed)
-            self.row = int(self.np_random.integers(world.rows))
-            self.target = int(self.np_random.integers(1, K))
-            self.held = self.hit = 0
-            return self._see(), {}
-
-        def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-            reward, done = 0.0, action == 1
-            if action == 0:
-                reward = -0.5
-                self.hit = self.hit or int(self.is_a[self.row] and self.held == self.target)
-                self.held += 1
-                done = self.held == K
-            if done:
-                a = self.is_a[self.row]
-                reward += (10.0 if self.hit else -3.5) if a else (-8.5 if self.held else 10.0)
-            return self._see(), reward, done, False, {}
-
-        def _see(self) -> Any:
-            tail = [self.quality[self.row, min(self.held, K - 1)], float(self.hit)]
-            return np.concatenate([self.static[self.row], tail]).astype(np.float32)
-
-    return RetrievalGym
-
-
-def sb3_ppo(world: World) -> Callable[[], int]:
-    """Stable-Baselines3 PPO, 8 environments, its own defaults otherwise."""
-    from stable_baselines3 import PPO
-    from stable_baselines3.common.env_util import make_vec_env
-
-    env = make_vec_env(gym_env(world), n_envs=8)
-    model = PPO("MlpPolicy", env, n_steps=256, policy_kwargs={"net_arch": [WIDTH, WIDTH]}, device="cpu", verbose=0)
-
-    def once() -> int:
-        before = model.num_timesteps
-        model.learn(8 * 256, reset_num_timesteps=False)
-        return int(model.num_timesteps - before)
-
-    return once
-
-
-def rllib_ppo(world: World) -> tuple[Callable[[], int], Callable[[], None]]:
-    """RLlib PPO in the driver, 8 environments."""
-    from ray.rllib.algorithms.ppo import PPOConfig
-
-    config = (
-        PPOConfig()
-        .environment(gym_env(world))
-        .env_runners(num_env_runners=0, num_envs_per_env_runner=8)
-        .training(train_batch_size_per_learner=2048, minibatch_size=128, num_epochs=10)
-    )
-    algorithm = config.build_algo()
-
-    def once() -> int:
-        return int(algorithm.train()["env_runners"]["num_env_steps_sampled"])
-
-    return once, algorithm.stop
-
-
 def matrix_bound(batch: int, backward: bool) -> Callable[[], int]:
     """Products of the plain (unsplit) network on full observations: acting, and with ``backward`` the update's too."""
     x = torch.randn(batch, DIM + 2)
@@ -268,32 +149,51 @@ def matrix_bound(batch: int, backward: bool) -> Callable[[], int]:
     return once
 
 
-def time_to_oracle(world: World, batch: int, clock: Callable[[], float], limit_s: float = 60.0) -> dict[str, float]:
-    """Seconds and env steps until greedy episodes reach 95 % of the oracle, from scratch."""
+def time_to_oracle(world: World, batch: int, clock: Callable[[], float], limit_s: float) -> dict[str, float]:
+    """Seconds and env steps of rayrl until greedy episodes reach 95 % of the oracle, from scratch."""
     config = bench_config(batch)
     config = config.model_copy(update={"rl": config.rl.model_copy(update={"updates": 400})})
     learner, player = make_learner(config, world)
     learner.freeze_reference()
-    order = random_orders(world.rows, K, world.right, 9)
-    oracle = float(oracle_returns(world, config.mdp, order).mean())
+    order, oracle = oracle_of(world, config.mdp)
     began = clock()
     done: dict[str, float] = {}
+    best = -float("inf")
 
     class Reached(Exception):  # noqa: N818
         pass
 
     def check(update: int, _metrics: Any, _history: Any) -> None:
+        nonlocal best
         if update % 10 == 0:
-            value = greedy(learner, world, order)
-            if value >= 0.95 * oracle:
-                done.update(seconds=clock() - began, env_steps=learner.state.env_steps, updates=update)
+            best = max(best, greedy(learner, world, order) / oracle)
+            if best >= 0.95:
+                done.update(seconds=round(clock() - began, 2), env_steps=learner.state.env_steps, updates=update)
                 raise Reached
         if clock() - began > limit_s:
             raise Reached
 
     with contextlib.suppress(Reached):
         train(learner, LocalCollector(player, 0), on_update=check)
-    return done or {"seconds": float("inf"), "best": greedy(learner, world, order) / oracle}
+    return done or {"limit_s": limit_s, "best_share_of_oracle": round(best, 3), "env_steps": learner.state.env_steps}
+
+
+def peer_time_to_oracle(peer: Peer, world: World, clock: Callable[[], float], limit_s: float) -> dict[str, float]:
+    """The same for a peer; looked at after every call of it."""
+    order, oracle = oracle_of(world, MdpConfig(mode="seed"))
+    began, steps, best = clock(), 0, -float("inf")
+    while clock() - began < limit_s:
+        steps += peer.once()
+        best = max(best, played_greedily(peer.act, world, order) / oracle)
+        if best >= 0.95:
+            return {"seconds": round(clock() - began, 2), "env_steps": steps}
+    return {"limit_s": limit_s, "best_share_of_oracle": round(best, 3), "env_steps": steps}
+
+
+def oracle_of(world: World, mdp: MdpConfig) -> tuple[Tensor, float]:
+    """Orders to judge by, and the oracle's mean return on them."""
+    order = random_orders(world.rows, K, world.right, 9)
+    return order, float(oracle_returns(world, mdp, order).mean())
 
 
 def greedy(learner: Learner, world: World, order: Tensor) -> float:
@@ -303,9 +203,19 @@ def greedy(learner: Learner, world: World, order: Tensor) -> float:
     return float(batch.outcome.returns.mean())
 
 
+def played_greedily(act: Callable[[Tensor], Tensor], world: World, order: Tensor) -> float:
+    """Mean return of a peer's actions."""
+    env = RetrievalEnv(world, MdpConfig(mode="seed"))
+    dynamic = env.reset(torch.arange(world.rows), order)
+    while bool(env.alive.any()):
+        env.step(act(torch.cat([world.static, dynamic], dim=1)))
+        dynamic = env.observe()
+    return float(env.outcome().returns.mean())
+
+
 def measure(
     contestants: dict[str, Callable[[], int]], rounds: int, seconds: float, clock: Callable[[], float]
-) -> dict[str, float]:
+) -> dict[str, int]:
     """Median env steps/s over alternating rounds."""
     rates: dict[str, list[float]] = {name: [] for name in contestants}
     for once in contestants.values():
@@ -319,51 +229,89 @@ def measure(
     return {name: round(statistics.median(r)) for name, r in rates.items()}
 
 
+def own_contestants(world: World, batches: list[int]) -> dict[str, Callable[[], int]]:
+    """rayrl and the bound at every batch size."""
+    out: dict[str, Callable[[], int]] = {}
+    for batch in batches:
+        out[f"rayrl rollout B={batch}"] = rayrl_rollout(world, batch)
+        out[f"rayrl rollout+update B={batch}"] = rayrl_update(world, batch)
+        out[f"bound rollout B={batch}"] = matrix_bound(batch, backward=False)
+        out[f"bound rollout+update B={batch}"] = matrix_bound(batch, backward=True)
+    return out
+
+
+def peers_there(skip: list[str]) -> tuple[dict[str, Callable[[World], Peer]], list[str]]:
+    """The peers that are installed, and what is left out."""
+    peers: dict[str, Callable[[World], Peer]] = {"seed-style loop": seed_style_loop}
+    left_out = []
+    for key, name, module, make in (
+        ("sb3", "SB3 PPO", "stable_baselines3", sb3_ppo),
+        ("rllib", "RLlib PPO", "gymnasium", rllib_ppo),
+    ):
+        if key in skip or importlib.util.find_spec(module) is None:
+            left_out.append(f"{name} ({'skipped' if key in skip else f'pip install {module}'})")
+        else:
+            peers[name] = make
+    return peers, left_out
+
+
+def aims(rates: dict[str, int], batch: int) -> dict[str, Any]:
+    """Rollout and update at this batch as a multiple of each rival, beside what was aimed at."""
+    mine = rates[f"rayrl rollout+update B={batch}"]
+    rivals = {**rates, "bound": rates[f"bound rollout+update B={batch}"]}
+    return {
+        name: {"reached": round(mine / rivals[name], 2), "aim": aim, "met": mine >= aim * rivals[name]}
+        for name, aim in AIMS.items()
+        if name in rivals
+    }
+
+
 def main() -> None:
     """Run and print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.7)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--batches", type=int, nargs="+", default=[64, 512, 4096])
-    parser.add_argument("--skip", nargs="*", default=[])
+    parser.add_argument("--oracle-limit", type=float, default=45.0, help="seconds for each time to oracle; 0: none")
+    parser.add_argument("--skip", nargs="*", default=[], choices=("sb3", "rllib", "ray"))
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(args.threads[0])
     world = bench_world()
-    contestants: dict[str, Callable[[], int]] = {"seed-style loop": seed_style_loop(world)}
-    closers: list[Callable[[], None]] = []
-    for batch in args.batches:
-        contestants[f"rayrl rollout B={batch}"] = rayrl_rollout(world, batch)
-        contestants[f"rayrl rollout+update B={batch}"] = rayrl_update(world, batch)
-        contestants[f"bound rollout B={batch}"] = matrix_bound(batch, backward=False)
-        contestants[f"bound rollout+update B={batch}"] = matrix_bound(batch, backward=True)
-    left_out = []
-    if "sb3" not in args.skip:
-        if importlib.util.find_spec("stable_baselines3"):
-            contestants["SB3 PPO"] = sb3_ppo(world)
-        else:
-            left_out.append("SB3 PPO (pip install stable-baselines3)")
-    if "rllib" not in args.skip:
-        if importlib.util.find_spec("gymnasium"):
-            contestants["RLlib PPO"], close = rllib_ppo(world)
-            closers.append(close)
-        else:
-            left_out.append("RLlib PPO (pip install gymnasium)")
-    if "ray" not in args.skip:
-        contestants["rayrl over Ray rollout+update B=4096"], close = rayrl_over_ray(world, 4096)
-        closers.append(close)
     clock = time.process_time if args.clock == "cpu" else time.perf_counter
-    rates = measure(contestants, args.rounds, args.seconds, clock)
-    for close in closers:
-        close()
-    oracle = {f"B={b}": time_to_oracle(world, b, clock) for b in args.batches}
-    print(
-        json.dumps(
-            {"threads": args.threads, "env_steps_per_s": rates, "left_out": left_out, "time_to_oracle": oracle},
-            indent=1,
+    makers, left_out = peers_there(args.skip)
+    result: dict[str, Any] = {"load": [round(x, 1) for x in os.getloadavg()], "left_out": left_out}
+    contestants = own_contestants(world, args.batches)
+    closers: list[Callable[[], None]] = []
+    for name, make in makers.items():
+        peer = make(world)
+        contestants[name] = peer.once
+        closers.append(peer.close)
+    if "ray" not in args.skip:
+        contestants[f"rayrl over Ray rollout+update B={max(args.batches)}"], close = rayrl_over_ray(
+            world, max(args.batches)
         )
-    )
+        closers.append(close)
+    for threads in args.threads:
+        torch.set_num_threads(threads)
+        first = threads == args.threads[0]
+        field = contestants if first else own_contestants(world, args.batches)
+        rates = measure(field, args.rounds, args.seconds, clock)
+        result[f"env_steps_per_s, {threads} thread{'s' if threads > 1 else ''}"] = rates
+        if first:
+            result["aims"] = aims(rates, max(args.batches))
+            for close in closers:
+                close()
+    if args.oracle_limit:
+        torch.set_num_threads(args.threads[0])
+        oracle = {f"rayrl B={b}": time_to_oracle(world, b, clock, args.oracle_limit) for b in args.batches}
+        for name, make in makers.items():
+            peer = make(world)
+            oracle[name] = peer_time_to_oracle(peer, world, clock, args.oracle_limit)
+            peer.close()
+        result["time_to_oracle"] = oracle
+    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":
