@@ -164,14 +164,15 @@ def markdown(found: JsonDict) -> str:
             f"**{title}** ({found[kind]['rows'][0]['gates']} gates per row, {found['tasks']} tasks)",
             "",
             "| rule | pairs per task | common random numbers | rollouts | precision | recall"
-            " | false discovery (95 % up to) | Spearman of refits | standard error |",
-            "|---|---|---|---|---|---|---|---|---|",
+            " | false discovery (95 % up to) | Spearman of refits | undecided as ties | standard error |",
+            "|---|---|---|---|---|---|---|---|---|---|",
         ]
         for r in found[kind]["rows"]:
             lines.append(
                 f"| {r['rule']} | {r['repeats']:g} | {'yes' if r['common_random_numbers'] else 'no'} | "
                 f"{r['rollouts']:.0f} | {r['precision']:.2f} | {r['recall']:.2f} | {r['false_discovery']:.3f} "
-                f"({r['false_discovery_high']:.3f}) | {r['spearman']:.2f} | {r['se']:.4f} |"
+                f"({r['false_discovery_high']:.3f}) | {r['spearman']:.2f} | {r['spearman_decided']:.2f} | "
+                f"{r['se']:.4f} |"
             )
         lines.append("")
     return "\n".join(lines)

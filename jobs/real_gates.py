@@ -22,8 +22,9 @@ from jobs.validate_skills import CONTRIBUTIONS, Gate
 from rayrl.config import resolve_resource
 from rayrl.experiment import load_run_config
 from rayrl.schemas import JsonDict
+from rayrl.skills.estimators import FloatArray
 from rayrl.skills.rule import SEED_RULE, GateRule, screened
-from rayrl.skills.selection import rank_correlation
+from rayrl.skills.selection import decided_effects, rank_correlation
 from rayrl.traces.manifest import write_json_atomic
 
 HELPS = 0.02
@@ -71,9 +72,20 @@ def judge(found: JsonDict, truth: dict[str, float]) -> JsonDict:
     }
 
 
-def effects(found: JsonDict) -> np.ndarray:
+def effects(found: JsonDict) -> FloatArray:
     """Effects in bank order."""
     return np.array([row["effect"] for row in found["contributions"]])
+
+
+def decided(found: JsonDict) -> FloatArray:
+    """The same with 0 for every undecided chunk."""
+    return decided_effects(effects(found), [row["status"] for row in found["contributions"]])
+
+
+def agreement(gates: list[FloatArray]) -> float | None:
+    """Mean rank correlation over all pairs of gates."""
+    pairs = [rank_correlation(a, b) for a, b in combinations(gates, 2)]
+    return float(np.mean(pairs)) if pairs else None
 
 
 def confirm(args: argparse.Namespace) -> JsonDict:
@@ -91,14 +103,14 @@ def confirm(args: argparse.Namespace) -> JsonDict:
     }
     for label, rule in (("default", GateRule()), ("seed", SEED_RULE)):
         gates = [play(args, f"{label}-{i}", 2000 + i, rule) for i in range(args.gates)]
-        pairs = [rank_correlation(effects(a), effects(b)) for a, b in combinations(gates, 2)]
         judged = [judge(g, truth) for g in gates]
         result["rules"][label] = {
             "gates": judged,
             "recall": float(np.mean([j["recall"] for j in judged])),
             "false_discovery": float(np.mean([j["false_discovery"] for j in judged])),
             "rollouts": float(np.mean([j["rollouts"] for j in judged])),
-            "spearman_of_refits": float(np.mean(pairs)) if pairs else None,
+            "spearman_of_refits": agreement([effects(g) for g in gates]),
+            "spearman_undecided_as_ties": agreement([decided(g) for g in gates]),
             "correlation_of_pairs": float(np.mean([g["arms"][0]["correlation"] for g in gates])),
         }
     write_json_atomic(args.out / "real_gates.json", result)

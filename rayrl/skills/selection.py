@@ -55,6 +55,14 @@ def rank_correlation(a: FloatArray, b: FloatArray) -> float:
     return float(stats.spearmanr(a, b).statistic)
 
 
+def decided_effects(effects: FloatArray, statuses: Sequence[str]) -> FloatArray:
+    """Effects with 0 for every undecided chunk, so that all of them share one rank.
+
+    Chunks that do nothing are ranked by noise alone, and no gate of any size can repeat that.
+    """
+    return np.where([s == "undecided" for s in statuses], 0.0, effects)
+
+
 def family_winners(names: Sequence[str], beta: FloatArray, families: Mapping[str, str]) -> set[str]:
     """The member of every family with the largest coefficient; a chunk without family is its own."""
     best: dict[str, int] = {}

@@ -13,7 +13,7 @@ from rayrl.schemas import JsonDict
 from rayrl.skills.design import Blocks, contrast_design
 from rayrl.skills.estimators import Fit, FloatArray, fit_cluster
 from rayrl.skills.rule import GateRule, Look, final_verdicts, take_look
-from rayrl.skills.selection import rank_correlation
+from rayrl.skills.selection import decided_effects, rank_correlation
 from rayrl.skills.simulator import World, draw_luck
 
 
@@ -26,7 +26,9 @@ class GateOutcome:
     selected: frozenset[int]
     rollouts: int
     correlation: float
-    dropped: frozenset[int] = frozenset()
+    dropped: frozenset[int]
+    decided: FloatArray
+    """Estimates with 0 for what stayed undecided."""
 
 
 def simulate_gate(
@@ -55,7 +57,8 @@ def simulate_gate(
             break
     if fit is None or look is None:
         raise ValueError("a rule without stages decides nothing")
-    chosen_names = {v.name for v in final_verdicts(rule, fit, look) if v.status == "selected"}
+    verdicts = final_verdicts(rule, fit, look)
+    chosen_names = {v.name for v in verdicts if v.status == "selected"}
     rewards = np.concatenate([p.rewards for p in parts])
     return GateOutcome(
         fit.beta,
@@ -64,6 +67,7 @@ def simulate_gate(
         2 * done,
         float(np.corrcoef(rewards[:, 0], rewards[:, 1])[0, 1]),
         frozenset(int(n) for n in look.dropped),
+        decided_effects(fit.beta, [v.status for v in verdicts]),
     )
 
 
@@ -91,7 +95,8 @@ def _play_pairs(
 class Score:
     """What a rule did over many gates. Rates are means over gates; ``false_discovery`` is 0 where nothing was chosen.
 
-    ``spearman`` is the rank correlation of the estimates of two gates on the same world with fresh rollouts.
+    ``spearman`` is the rank correlation of the estimates of two gates on the same world with fresh rollouts;
+    ``spearman_decided`` that of estimates whose undecided chunks share one rank.
     """
 
     gates: int
@@ -101,6 +106,7 @@ class Score:
     false_discovery_high: float
     """Upper end of its 95 % interval over gates."""
     spearman: float
+    spearman_decided: float
     se: float
     rollouts: float
     correlation: float
@@ -123,7 +129,7 @@ def score_rule(
 
     Gate g of every rule and setting that is given the same seed has its own stream, so settings can be compared.
     """
-    recalls, discoveries, precisions, ranks, costs, errors, correlations = ([] for _ in range(7))
+    recalls, discoveries, precisions, ranks, ties, costs, errors, correlations = ([] for _ in range(8))
     for pair in range(gates // 2):
         world = worlds[pair % len(worlds)]
         helpful = set(np.flatnonzero(world.effects > 0).tolist())
@@ -141,6 +147,7 @@ def score_rule(
             errors.append(float(o.se.mean()))
             correlations.append(o.correlation)
         ranks.append(rank_correlation(outcomes[0].beta, outcomes[1].beta))
+        ties.append(rank_correlation(outcomes[0].decided, outcomes[1].decided))
     fdr = float(np.mean(discoveries))
     half = 1.96 * float(np.std(discoveries, ddof=1) / np.sqrt(len(discoveries)))
     return Score(
@@ -150,6 +157,7 @@ def score_rule(
         false_discovery=fdr,
         false_discovery_high=fdr + half,
         spearman=float(np.mean(ranks)),
+        spearman_decided=float(np.mean(ties)),
         se=float(np.mean(errors)),
         rollouts=float(np.mean(costs)),
         correlation=float(np.mean(correlations)),

@@ -10,12 +10,14 @@ from rayrl.skills.design import Blocks, contrast_design
 from rayrl.skills.estimators import Fit, fit_cluster, fit_hc3
 from rayrl.skills.selection import (
     adjusted_interval,
+    decided_effects,
     family_winners,
     lower_bound,
     minimum_detectable,
     planned_se,
     positive_top_k,
     power_of_effect,
+    rank_correlation,
 )
 
 
@@ -78,6 +80,13 @@ def test_lower_bound_selects_what_benjamini_hochberg_rejects_above_zero():
     assert [v.status for v in found] == ["selected", "selected", "undecided", "undecided", "harmful"]
     assert [v.adjusted_p for v in found] == pytest.approx(adjusted)
     assert [v.rank for v in found] == [1, 2, 3, 4, 5]
+
+
+def test_undecided_chunks_share_one_rank():
+    statuses = ["selected", "undecided", "harmful", "undecided", "family_loser"]
+    first = decided_effects(np.array([0.1, 0.01, -0.1, -0.02, 0.05]), statuses)
+    again = decided_effects(np.array([0.1, -0.02, -0.1, 0.01, 0.05]), statuses)
+    assert list(first) == [0.1, 0.0, -0.1, 0.0, 0.05] and rank_correlation(first, again) == pytest.approx(1)
 
 
 def test_the_adjusted_interval_of_a_selected_chunk_lies_above_zero():
