@@ -26,7 +26,7 @@ from rayrl.skills.estimators import (
 from rayrl.skills.providers import BankEntry
 from rayrl.skills.rule import GateRule, Look, final_verdicts
 from rayrl.skills.selection import adjusted_interval, minimum_detectable, rank_correlation
-from rayrl.skills.validation import Arm, Assign, pair_correlation, shared_metrics
+from rayrl.skills.validation import Arm, Assign, correlation_interval, pair_correlation, shared_metrics
 
 LEVEL = 0.95
 HALVES = 20
@@ -198,17 +198,27 @@ def metric_table(data: GateData) -> dict[str, list[JsonDict]]:
 
 
 def arm_table(data: GateData) -> list[JsonDict]:
-    """Mean reward of the arms of each stage, and the correlation of the first two: what common seeds are worth."""
+    """Mean reward of the arms of each stage, and the correlation of the first two: what common seeds are worth.
+
+    ``correlations`` has it for every metric, with a 95 % interval; a reward that is always the same has none.
+    """
     out = []
+    metrics = data.metrics()
     for index, stage in enumerate(data.stages):
         keys = [(job.task_id, job.sample_id) for job in stage.jobs]
         rewards = [[arm.reward(key) for key in keys] for arm in stage.arms]
+        correlations: JsonDict = {}
+        for metric in metrics:
+            first, second = ([arm.metrics[key][metric] for key in keys] for arm in stage.arms[:2])
+            value = pair_correlation(first, second)
+            correlations[metric] = {"value": value, "interval": correlation_interval(value, len(keys))}
         out.append(
             {
                 "stage": index,
                 "pairs": len(keys),
                 "mean_rewards": [float(np.mean(r)) for r in rewards],
-                "correlation": pair_correlation(rewards[0], rewards[1]),
+                "correlation": correlations["reward"]["value"],
+                "correlations": correlations,
                 "sd_of_difference": float(np.std(np.subtract(rewards[0], rewards[1]), ddof=1)),
             }
         )

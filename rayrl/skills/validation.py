@@ -157,3 +157,12 @@ def pair_correlation(first: Sequence[float], second: Sequence[float]) -> float |
     if x.size < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return None
     return float(np.corrcoef(x, y)[0, 1])
+
+
+def correlation_interval(correlation: float | None, pairs: int) -> list[float] | None:
+    """95 % interval by Fisher's z, which takes the pairs as independent; ``None`` below four pairs."""
+    if correlation is None or pairs < 4:
+        return None
+    z = np.arctanh(np.clip(correlation, -1 + 1e-12, 1 - 1e-12))
+    half = 1.959964 / np.sqrt(pairs - 3)
+    return [float(np.tanh(z - half)), float(np.tanh(z + half))]

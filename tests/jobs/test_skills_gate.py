@@ -61,7 +61,11 @@ def test_a_gate_leaves_evidence_a_bank_and_a_ledger(finished: Path):
             assert low <= row["effect"] + 0.05 and high >= row["effect"] - 0.05 and low < high
     assert {"reward", "r_success", "total_actions"} <= set(report["metrics"])
     assert report["looks"][-1]["open"] == [] or len(report["looks"]) == 3
-    assert all(-1 <= arm["correlation"] <= 1 for arm in report["arms"])
+    for arm in report["arms"]:
+        assert -1 <= arm["correlation"] <= 1
+        assert set(arm["correlations"]) == set(report["metrics"])
+        low, high = arm["correlations"]["reward"]["interval"]
+        assert low < arm["correlation"] < high
     bank = load_snapshot(finished / SELECTED)
     assert [s.skill_id for s in bank.skills] == gate["selected"]
     assert all(bank.record(s.skill_id).gate.checkpoint_id == "weights-1" for s in bank.skills)

@@ -13,6 +13,7 @@ from rayrl.skills.estimators import (
     fit_cluster,
     fit_hc3,
 )
+from rayrl.skills.validation import correlation_interval, pair_correlation
 
 NAMES = ["a", "b", "c", "d"]
 
@@ -107,3 +108,10 @@ def test_an_error_of_zero_decides_by_sign():
     x = np.eye(4).repeat(3, axis=0)
     fit = fit_hc3(x, x @ np.array([1.0, 0, -1, 2]), NAMES)
     assert fit.p_greater() == pytest.approx([0, 1, 1, 0], abs=1e-9)
+
+
+def test_the_interval_of_a_correlation_is_fishers():
+    assert correlation_interval(0.5, 28) == pytest.approx([0.1559, 0.7357], abs=2e-4)  # tanh(atanh(.5) -+ 1.96 / 5)
+    assert correlation_interval(None, 28) is None and correlation_interval(0.5, 3) is None
+    assert correlation_interval(1.0, 50)[1] <= 1
+    assert pair_correlation([0.0, 0.0, 0.0], [0.0, 1.0, 0.5]) is None
