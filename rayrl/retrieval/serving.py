@@ -140,8 +140,8 @@ class QuestionFeatures:
             per += columns
         vector, queue_seen = np.array(static, np.float32), np.array(per, np.float32).T
         if self._regressions is not None:
-            first, hazard = self._regressions.opinions(vector[None], queue_seen[None])
-            vector = np.concatenate([vector, first[0]])
+            opinions, hazard = self._regressions.opinions(vector[None], queue_seen[None])
+            vector = np.concatenate([vector, opinions[0]])
             queue_seen = np.concatenate([queue_seen, hazard[0][:, None]], axis=1)
         return OneQuestion(vector, queue_seen, np.array(rows), cosine)
 
