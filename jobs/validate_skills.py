@@ -348,6 +348,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _correlation(value: float | None) -> str:
+    return "undefined (rewards are all equal)" if value is None else f"{value:.2f}"
+
+
 def print_gate(out: Path, found: JsonDict) -> None:
     """A finished gate, for people."""
     from rich.table import Table
@@ -368,7 +372,7 @@ def print_gate(out: Path, found: JsonDict) -> None:
         ("selected", ", ".join(found["selected"]) or "nothing"),
         ("rollouts", found["rollouts"]),
         ("smallest effect this gate sees", f"{found['measured_minimum_detectable_effect']:.3f}"),
-        ("correlation of pairs", ", ".join(f"{a['correlation'] or 0:.2f}" for a in found["arms"])),
+        ("correlation of pairs", ", ".join(_correlation(a["correlation"]) for a in found["arms"])),
         ("Spearman of a refit", f"{found['stability']['refit_spearman'] or 0:.2f}"),
     ]
     if "difference" in confirmation:
