@@ -1,5 +1,6 @@
 """The workbench's pages over a small finished experiment: every view, form, filter, error and empty state."""
 
+import html
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +12,9 @@ from starlette.testclient import TestClient
 from rayrl.studio.app import create_app
 from rayrl.studio.config import StudioConfig
 from rayrl.studio.pages.background import Background
+from rayrl.studio.pages.language import translator
 from rayrl.studio.pages.workbench.analysis import bootstrap, f1s, kappas
-from rayrl.studio.pages.workbench.comparing import difference
+from rayrl.studio.pages.workbench.comparing import difference, sentence
 from rayrl.studio.pages.workbench.lists import make_sample
 from rayrl.workbench.launcher import Supervisor
 from rayrl.workbench.metrics import kappa
@@ -302,6 +304,30 @@ def test_models_by_form_may_not_name_code(studio):
     assert "endpoint" in studio.get("/workbench/models")
     for wrong in ("{", "[]", '{"kind": "os:system", "name": "x"}'):
         assert "problem" in studio.post("/workbench/models", {"name": "bad", "body": wrong}, 422)
+
+
+@pytest.mark.parametrize(
+    "body",
+    ['{"kind": "nope"}', '{"kind": "os:system", "name": "m"}', '{"kind": "openai", "base_url": 5, "name": "m"}', "[1]"],
+)
+def test_a_model_that_is_not_valid_keeps_what_was_typed(studio, body):
+    text = studio.post("/workbench/models", {"name": "typed", "body": body}, status=422)
+    assert 'value="typed"' in text and html.escape(body, quote=True).replace("&quot;", "&#34;") in text
+
+
+def test_a_model_name_has_a_limit_in_both_languages(studio):
+    data = {"name": "n" * 81, "body": '{"kind": "scripted"}'}
+    for language, said in (("en", "at most 80 characters"), ("zh", "最多 80 个字符")):
+        assert said in studio.post(f"/workbench/models?lang={language}", data, status=422)
+    assert all(len(row["name"]) <= 80 for row in studio.bench.models.all())
+
+
+def test_nothing_in_common_is_said_without_numbers():
+    overall = {"n": 0, "fixed": 0, "regressed": 0, "delta": {"accuracy": None}, "p_value": 1.0}
+    overall |= {"verdict": "no_common_cases", "needed_discordant": None}
+    for language in ("en", "zh"):
+        text = sentence(translator(language), overall, ("old", "new"))
+        assert "old" in text and "new" in text and not re.search(r"\d", text)
 
 
 def test_snapshots_by_form_only_of_permitted_folders(studio):

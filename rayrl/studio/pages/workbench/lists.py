@@ -9,10 +9,10 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from sqlalchemy import func, select
 from starlette.datastructures import FormData
 
-from rayrl.errors import DataError
+from rayrl.errors import DataError, UserError
 from rayrl.schemas import JsonDict
 from rayrl.studio.context import Context, Ctx
-from rayrl.studio.pages.shell import back, page, url_with
+from rayrl.studio.pages.shell import back, page, texts, url_with
 from rayrl.studio.pages.workbench.analysis import headlines
 from rayrl.studio.pages.workbench.common import field, form_of, made_once, parts, url
 from rayrl.studio.requests import DatasetId
@@ -24,6 +24,7 @@ from rayrl.workbench.samples import SKILL, sample_file, sample_profile, skill_fo
 router = APIRouter(include_in_schema=False)
 PAGE = 30
 ROWS = 50
+MAX_MODEL_NAME = 80
 SAMPLE_NAME = f"{SKILL} v1 · reader"
 
 
@@ -124,7 +125,7 @@ def dataset(
 @router.get("/workbench/models")
 def models(request: Request, ctx: Ctx) -> Response:
     """Model profiles."""
-    return page(request, "workbench/models.html", rows=ctx.bench.models.all(), problem="", given={})
+    return page(request, "workbench/models.html", rows=ctx.bench.models.all(), problem="", given={}, most=MAX_MODEL_NAME)
 
 
 @router.post("/workbench/models")
@@ -134,15 +135,17 @@ def add_model(request: Request, ctx: Ctx, form: Annotated[FormData, Depends(form
     try:
         if not name:
             raise DataError("a profile needs a name")
+        if len(name) > MAX_MODEL_NAME:
+            raise DataError(texts(request)("workbench.model_name_long", most=MAX_MODEL_NAME, n=len(name)))
         try:
             section = json.loads(body)
         except ValueError as error:
             raise DataError(f"the model section is no JSON: {error}") from None
         if not isinstance(section, dict):
             raise DataError("the model section must be a JSON object")
-        ctx.bench.models.save(name[:200], section)
-    except DataError as error:
+        ctx.bench.models.save(name, section)
+    except UserError as error:
         given = {"name": name, "body": body}
-        rows = ctx.bench.models.all()
-        return page(request, "workbench/models.html", status=422, rows=rows, problem=str(error), given=given)
+        facts: JsonDict = {"rows": ctx.bench.models.all(), "problem": str(error), "given": given}
+        return page(request, "workbench/models.html", status=422, most=MAX_MODEL_NAME, **facts)
     return back("/workbench/models", "model_saved")
