@@ -27,6 +27,8 @@ from rayrl.evaluation.summary import COUNTS, Rows, as_table, results, score_colu
 COMPARISON_SCHEMA = "rayrl-comparison-v1"
 BEHAVIOUR = (*COUNTS, "prompt_tokens", "completion_tokens", "duration_s")
 LOWER_IS_BETTER = frozenset(BEHAVIOUR)
+EQUAL_WITHIN = 0.05
+"""Where no pair differs, two runs are called equal only if at most this share of all pairs could differ."""
 Key = tuple[str, int, int]
 FloatArray = npt.NDArray[np.float64]
 
@@ -123,6 +125,11 @@ def sentence(name_a: str, name_b: str, metric: str, item: dict[str, Any], pairs:
         better = (difference["mean"] > 0) != (metric in LOWER_IS_BETTER)
         return f"{name_b} is {'better' if better else 'worse'} than {name_a} on {metric}: {values} ({span}) {scope}."
     share, _, upper = item["discordant"]
+    if share == 0 and upper > EQUAL_WITHIN:
+        return (
+            f"{name_a} and {name_b} cannot be told apart on {metric}: too few pairs. All {pairs} pairs of {tasks} "
+            f"tasks are equal, but up to {upper:.1%} of pairs may differ ({level:.0%} bound)."
+        )
     if share == 0:
         return (
             f"No difference between {name_a} and {name_b} on {metric}: all {pairs} pairs of {tasks} tasks are equal "

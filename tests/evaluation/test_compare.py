@@ -161,3 +161,8 @@ def test_missing_manifests_count_as_a_difference():
     assert manifest_differences(None, None) == []
     with pytest.raises(UserError, match="--may-differ manifest"):
         check_comparable(None, manifest(), may_differ=[])
+
+
+def test_a_few_equal_pairs_are_no_equality(rows):
+    few = rows.slice(0, 2) if hasattr(rows, "slice") else rows[:2]
+    assert "cannot be told apart on reward: too few pairs" in compare_rows(few, few)["sentence"]

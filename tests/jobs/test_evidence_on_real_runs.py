@@ -50,7 +50,7 @@ def test_from_rollouts_to_evidence(roll_out, capsys, tmp_path):
     code, same = json_of(capsys, "compare", naive, again)
     assert code == 0
     [result] = same["comparisons"]
-    assert result["sentence"].startswith("No difference between naive and again")
+    assert result["sentence"].startswith("naive and again cannot be told apart")
     assert result["metrics"]["reward"]["difference"]["mean"] == 0
 
     code, evaluated = json_of(capsys, "evaluate", naive, competent, "--labels", "--steps", "--out", str(tmp_path / "e"))

@@ -11,11 +11,13 @@ from rayrl.errors import UserError
 from rayrl.evaluation.diagnosis import label_record
 from rayrl.evaluation.label_rates import label_rates
 from rayrl.export.filters import Filter
+from rayrl.studio.pages.language import translator
 from rayrl.studio.pages.places import resolve, walk
-from rayrl.studio.pages.runs.comparing import metric_rows
+from rayrl.studio.pages.runs.comparing import job_counts, metric_rows, partner, undeclared
 from rayrl.studio.pages.runs.episodes import Choice, positions
 from rayrl.studio.pages.runs.index import RunIndex
 from rayrl.testing.traces import TraceRecipe, write_run
+from rayrl.traces.manifest import make_manifest
 from rayrl.traces.store import RunReader
 from rayrl.workbench.store import MissingError
 from tests.studio.pages.conftest import served
@@ -273,8 +275,35 @@ def test_comparison_answers_in_one_sentence(client):
     get(client, "/runs/-/compare?a=worse&b=nothing", 404)
 
 
-def test_a_run_against_itself_is_equal(client):
-    assert "are equal" in main(get(client, "/runs/-/compare?a=deep&b=deep".replace("deep", "nested~runs~deep")))
+def test_a_few_equal_pairs_are_too_few_to_say_equal(client):
+    page = main(get(client, "/runs/-/compare?a=nested~runs~deep&b=nested~runs~deep"))
+    assert "cannot be told apart" in page and "too few pairs" in page and "No difference" not in page
+    assert "配对太少" in get(client, "/runs/-/compare?a=nested~runs~deep&b=nested~runs~deep&lang=zh")
+
+
+def test_a_run_may_be_named_as_the_list_shows_it(client):
+    assert "too few pairs" in main(get(client, "/runs/-/compare?a=nested/runs/deep&b=nested~runs~deep"))
+
+
+def test_the_suggested_partner_shares_most_episodes(client):
+    page = main(get(client, "/runs/-/compare?b=worse"))
+    assert '<option value="better" selected>' in page.partition("</select>")[0]
+
+
+def test_other_jobs_are_counted_and_without_common_ones_nobody_is_suggested(tmp_path):
+    def run(name, tasks):
+        jobs = [[task, 0, 7 + (name == "c"), "train"] for task in tasks]
+        (tmp_path / name).mkdir()
+        manifest = make_manifest(experiment=name, semantic={"jobs": jobs}, operational={}, versions={})
+        (tmp_path / name / "manifest.json").write_bytes(orjson.dumps(manifest))
+        return {"slug": name, "path": tmp_path / name, "split": "train", "inside": None}
+
+    a, b, c = run("a", range(4)), run("b", range(10, 14)), run("c", range(3, 9))
+    assert partner(a, [a, b]) == "" and partner(a, [a, b, c]) == "c"
+    jobs = [orjson.loads((one["path"] / "manifest.json").read_bytes())["semantic"]["jobs"] for one in (a, c)]
+    assert job_counts(*jobs) == {"a": 3, "b": 5, "both": 1, "seeds": 1}
+    said = undeclared(translator("en"), {"manifest_differences": [("jobs", *jobs), ("x", list(range(9)), None)]})
+    assert "3 only in A, 5 only in B" in said[0] and "a list of 9 in A, (none) in B" in said[1]
 
 
 def test_two_episodes_beside_each_other(root, client):

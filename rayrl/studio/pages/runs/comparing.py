@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from rayrl.evaluation.comparable import manifest_differences
-from rayrl.evaluation.compare import LOWER_IS_BETTER, compare_rows
+from rayrl.evaluation.compare import EQUAL_WITHIN, LOWER_IS_BETTER, compare_rows
 from rayrl.evaluation.sources import find_sources, read_rows, split_unusable
 from rayrl.evaluation.statistics import LEVEL
 from rayrl.schemas import JsonDict
 from rayrl.studio.pages.apart import apart
 from rayrl.studio.pages.background import AWAY, BACKGROUND
+from rayrl.studio.pages.format import clip
 from rayrl.studio.pages.language import Translate
+from rayrl.studio.pages.places import guarded
 from rayrl.studio.pages.runs.index import LARGE, RunIndex
-from rayrl.traces.manifest import read_manifest
+from rayrl.traces.manifest import MANIFEST, read_manifest
 
 MOVES = ("won", "lost", "both", "neither")
 EXPECTED = ("model", "skills", "prompt")
 """Parts of a manifest in which compared runs usually differ on purpose; a difference elsewhere is pointed out."""
 PAGE = 50
+CANDIDATES = 100
+"""Runs that are looked through for the most suitable one to compare with."""
 
 
 def compared(left: JsonDict, right: JsonDict, metric: str) -> JsonDict | None:
@@ -54,7 +59,8 @@ def compare_runs(paths: tuple[Path, Path], names: tuple[str, str], metric: str) 
 
 
 def answer(t: Translate, found: JsonDict) -> tuple[str, str]:
-    """``(kind, sentence)``: the answer with its uncertainty; kind is better, worse, unclear, equal, one or nothing."""
+    """``(kind, sentence)``: the answer with its uncertainty; kind is better, worse, unclear, equal, few,
+    one or nothing."""
     metric, item, pairing = found["metric"], found["metrics"].get(found["metric"]), found["pairing"]
     difference = (item or {}).get("difference") or {}
     names = {"a": found["a"], "b": found["b"], "metric": metric, "pairs": pairing["pairs"], "tasks": pairing["tasks"]}
@@ -74,7 +80,8 @@ def answer(t: Translate, found: JsonDict) -> tuple[str, str]:
         return kind, t(f"runs.answer.{kind}", **facts)
     share, _, upper = item["discordant"]
     if share == 0:
-        return "equal", t("runs.answer.equal", **facts, upper=f"{100 * upper:.1f} %")
+        kind = "equal" if upper <= EQUAL_WITHIN else "few"
+        return kind, t(f"runs.answer.{kind}", **facts, upper=f"{100 * upper:.1f} %")
     mde = item.get("minimum_detectable_effect")
     text = t("runs.answer.unclear", **facts)
     return "unclear", text + (t("runs.answer.unseen", effect=f"{mde:.3f}") if mde is not None else "")
@@ -111,9 +118,68 @@ def _significant(item: JsonDict) -> bool:
     return p is not None and p < 1 - LEVEL
 
 
-def undeclared(found: JsonDict) -> list[tuple[str, Any, Any]]:
-    """Differences of the manifests beyond the usual ones: they may explain the result instead."""
-    return [d for d in found["manifest_differences"] if d[0].split(".")[0] not in EXPECTED]
+def undeclared(t: Translate, found: JsonDict) -> list[str]:
+    """Differences of the manifests beyond the usual ones, in words: they may explain the result instead."""
+    out = []
+    for key, before, after in found["manifest_differences"]:
+        if key.split(".")[0] in EXPECTED:
+            continue
+        counted = job_counts(before, after) if key == "jobs" else None
+        if counted is not None:
+            out.append(t("runs.compare.jobs", **counted))
+        else:
+            out.append(t("runs.compare.differs", key=key, a=_brief(t, before), b=_brief(t, after)))
+    return out
+
+
+def job_counts(before: Any, after: Any) -> dict[str, int] | None:
+    """Planned episodes only in A, only in B, in both, and those in both with another seed; ``None`` if unreadable."""
+    try:
+        left, right = ({(job[0], job[1], job[3]): job[2] for job in jobs} for jobs in (before, after))
+    except (TypeError, IndexError, KeyError):
+        return None
+    both = left.keys() & right.keys()
+    seeds = sum(left[key] != right[key] for key in both)
+    return {"a": len(left) - len(both), "b": len(right) - len(both), "both": len(both), "seeds": seeds}
+
+
+def _brief(t: Translate, value: Any) -> str:
+    if value is None:
+        return t("runs.compare.unset")
+    if isinstance(value, list) and len(value) > 6:
+        return t("runs.compare.entries", n=len(value))
+    return clip(", ".join(map(str, value)) if isinstance(value, list) else str(value), 60)
+
+
+def partner(run: JsonDict, others: list[JsonDict]) -> str:
+    """The slug of the run that shares most planned episodes with ``run``, empty where none does.
+
+    Among equals: one of the same pipeline or gate, then the newest (the order of ``others``).
+    """
+    own = jobs_of(run["path"])
+    best, found = (0, False), ""
+    for other in [one for one in others if one["slug"] != run["slug"] and one["split"] == run["split"]][:CANDIDATES]:
+        shared = len(own & jobs_of(other["path"])) if own else 0
+        score = (shared, other["inside"] == run.get("inside"))
+        if shared and score > best:
+            best, found = score, other["slug"]
+    return found
+
+
+def jobs_of(path: Path) -> frozenset[Any]:
+    """(task, sample, split) of every planned episode of a run; empty where its manifest is missing or damaged."""
+    try:
+        stat = (path / MANIFEST).stat()
+    except OSError:
+        return frozenset()
+    found, _ = guarded(lambda: _jobs(path, stat.st_mtime_ns, stat.st_size))
+    return found or frozenset()
+
+
+@lru_cache(maxsize=128)
+def _jobs(path: Path, mtime_ns: int, size: int) -> frozenset[Any]:
+    manifest = read_manifest(path) or {}
+    return frozenset((job[0], job[1], job[3]) for job in manifest["semantic"]["jobs"])
 
 
 def lacking(run: JsonDict, index: RunIndex) -> bool:

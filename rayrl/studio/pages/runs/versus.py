@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from rayrl.errors import DataError
 from rayrl.studio.context import Ctx
 from rayrl.studio.pages.charts import intervals
+from rayrl.studio.pages.places import SEPARATOR
 from rayrl.studio.pages.runs import facts as of
 from rayrl.studio.pages.runs.comparing import (
     MOVES,
@@ -19,6 +20,7 @@ from rayrl.studio.pages.runs.comparing import (
     lacking,
     metric_rows,
     moves,
+    partner,
     undeclared,
 )
 from rayrl.studio.pages.runs.episodes import episode_url
@@ -41,10 +43,15 @@ def compare(
     """Run ``b`` against run ``a``."""
     runs = [run for run in of.runs_of(ctx) if run["trace_bytes"]]
     every = [(run["slug"], run["name"]) for run in sorted(runs, key=lambda run: run["inside"] is not None)][:500]
+    # the names of the list are as good as those of the form
+    a, b = (name.strip("/").replace("/", SEPARATOR) for name in (a, b))
     if not a and not b:
         a, b = likely_pair([run for run in runs if not run["inside"]])
         return page(request, "runs/compare.html", every=every, a=a, b=b, found=None, picking=True, problem=None)
     if not a or not b:
+        given = next((run for run in runs if run["slug"] == (a or b)), None)
+        found_slug = partner(given, runs) if given else ""
+        a, b = a or found_slug, b or found_slug
         return page(request, "runs/compare.html", every=every, a=a, b=b, found=None, picking=True, problem=None)
     t = texts(request)
     left, right = of.one_run(ctx, a), of.one_run(ctx, b)
@@ -82,7 +89,7 @@ def compare(
                 x=t("runs.compare.difference"),
                 percent=False,
             ),
-            "others": undeclared(found),
+            "others": undeclared(t, found),
             "short": [run for run, (index, _, _) in zip((left, right), opened, strict=True) if lacking(run, index)],
             "changed": changed,
             "show": show,
