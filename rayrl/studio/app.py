@@ -106,7 +106,8 @@ def create_app(
 def _errors(app: FastAPI) -> None:
     async def user_error(request: Request, error: Exception) -> Response:
         status = next(code for kind, code in STATUS if isinstance(error, kind))
-        return _body(request, status, type(error).__name__, str(error))
+        text = shell.in_words(request, error) if shell.wants_page(request) else str(error)
+        return _body(request, status, type(error).__name__, text)
 
     async def invalid(request: Request, error: Exception) -> Response:
         details = error.errors() if isinstance(error, RequestValidationError) else []

@@ -28,6 +28,14 @@ MAX_JSON = 64 * 1024 * 1024
 SEPARATOR = "~"
 
 
+class UnknownError(MissingError):
+    """What was named is not there; the pages say it in the reader's language by the message ``key``."""
+
+    def __init__(self, key: str, text: str, **places: Any) -> None:
+        super().__init__(text)
+        self.key, self.places = key, places
+
+
 @dataclass(frozen=True)
 class Place:
     """A folder below the root and the names of the files in it."""
@@ -95,10 +103,12 @@ def resolve(root: Path, slug: str) -> Path:
     """The folder a slug names.
 
     Raises:
-        MissingError: there is none, or the name would lead out of the root.
+        UnknownError: there is none, or the name would lead out of the root.
     """
     parts = slug.split(SEPARATOR)
-    missing = MissingError(f"there is no folder {slug[:200].replace(SEPARATOR, '/')!r} below the runs root")
+    name = slug[:200].replace(SEPARATOR, "/")
+    text = f"there is no folder {name!r} below the runs root {root}"
+    missing = UnknownError("shell.missing.folder", text, name=name, root=str(root))
     if any(part in ("", ".", "..") or part[0] in ".-" or "/" in part or "\\" in part or "\0" in part for part in parts):
         raise missing
     try:

@@ -25,6 +25,7 @@ from rayrl.studio.context import Context, context_of
 from rayrl.studio.pages import format as formats
 from rayrl.studio.pages.charts import plotly_script
 from rayrl.studio.pages.language import LANGUAGES, Translate, negotiate, translator
+from rayrl.studio.pages.places import UnknownError
 from rayrl.studio.pages.texts import unified_lines, word_diff
 from rayrl.studio.security import COOKIE, SIGN_IN
 from rayrl.workbench.store import MissingError
@@ -185,13 +186,21 @@ def wants_page(request: Request) -> bool:
     return not request.url.path.startswith("/api") and "text/html" in request.headers.get("accept", "")
 
 
+def in_words(request: Request, error: Exception) -> str:
+    """What an error says, in the reader's language where it has a message there."""
+    return texts(request)(error.key, **error.places) if isinstance(error, UnknownError) else str(error)
+
+
 def error_page(request: Request, status: int, message: str, kind: str = "") -> HTMLResponse:
     """What went wrong, as a page. What the framework says about addresses is put in plain words."""
     if kind == "Invalid" and request.method == "GET":
         message = texts(request)("shell.error.bad_address")
     elif kind == "Http" and status in (404, 405):
         message = texts(request)("shell.error.no_page")
-    return page(request, "error.html", status=status, code=status, message=message)
+    first = request.url.path.split("/")[1]
+    lists = {section.name: section.href for section in sections()}
+    values = {"message": message, "section": first if first in lists else "", "section_href": lists.get(first, "/")}
+    return page(request, "error.html", status=status, code=status, **values)
 
 
 @shared.get("/")

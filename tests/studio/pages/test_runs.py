@@ -281,6 +281,14 @@ def test_a_few_equal_pairs_are_too_few_to_say_equal(client):
     assert "配对太少" in get(client, "/runs/-/compare?a=nested~runs~deep&b=nested~runs~deep&lang=zh")
 
 
+def test_what_is_not_there_is_said_in_the_readers_language(client, root):
+    page = main(client.get("/runs/nope?lang=zh", headers={"accept": "text/html"}).text)
+    assert f"运行根目录 {root} 下没有文件夹 nope" in page and 'href="/runs"' in page and 'href="/"' not in page
+    page = main(client.get("/runs/worse/episodes/nope?lang=en", headers={"accept": "text/html"}).text)
+    assert "This run has no episode nope." in page and "To the list: Runs" in page
+    assert "below the runs root" in get(client, "/runs/nope", 404)
+
+
 def test_a_run_may_be_named_as_the_list_shows_it(client):
     assert "too few pairs" in main(get(client, "/runs/-/compare?a=nested/runs/deep&b=nested~runs~deep"))
 

@@ -24,10 +24,9 @@ from rayrl.retrieval.report import LABELS
 from rayrl.schemas import JsonDict, canonical_json, sha256_hex
 from rayrl.studio.context import Context
 from rayrl.studio.pages.background import BACKGROUND
-from rayrl.studio.pages.places import Place, guarded, read_object, walk
+from rayrl.studio.pages.places import Place, UnknownError, guarded, read_object, walk
 from rayrl.studio.pages.runs.facts import held_locks, run_facts, run_index, runs_root
 from rayrl.traces.manifest import read_manifest
-from rayrl.workbench.store import MissingError
 
 PATIENCE_S = 1.5
 """How long the page waits for what is being read and computed for the first time; then it shows what is there."""
@@ -133,7 +132,9 @@ def crossfit(path: Path, slug: str, name: str, split: str) -> Contest:
     """
     report = read_object(path / "report.json")
     if split not in report["splits"]:
-        raise MissingError(f"the evaluation has no split {split[:40]!r}; splits: {', '.join(report['splits'])}")
+        known = ", ".join(report["splits"])
+        text = f"the evaluation has no split {split[:40]!r}; splits: {known}"
+        raise UnknownError("shell.missing.split", text, name=split[:40], known=known)
     part = report["splits"][split]
     versions = []
     for key in sorted(part["methods"], key=lambda k: ORDER.index(k) if k in ORDER else 99):
@@ -258,11 +259,11 @@ def rollouts(ctx: Context, key: str, metric: str) -> Contest:
     """Rollout runs of the same tasks, every one against every other.
 
     Raises:
-        MissingError: no such group.
+        UnknownError: no such group.
     """
     found = groups(walk(runs_root(ctx)))
     if key not in found:
-        raise MissingError("these runs are not there any more")
+        raise UnknownError("shell.missing.runs", "these runs are not there any more")
     runs = found[key]
     short = [run["name"].rpartition("/")[2] for run in runs]
     names = {run["slug"]: n if short.count(n) == 1 else run["name"] for run, n in zip(runs, short, strict=True)}

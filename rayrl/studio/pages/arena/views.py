@@ -12,10 +12,9 @@ from rayrl.studio.context import Context, Ctx
 from rayrl.studio.pages.arena import contests as of
 from rayrl.studio.pages.arena.names import method
 from rayrl.studio.pages.charts import intervals
-from rayrl.studio.pages.places import guarded, resolve
+from rayrl.studio.pages.places import UnknownError, guarded, resolve
 from rayrl.studio.pages.runs.facts import runs_root
 from rayrl.studio.pages.shell import page, texts
-from rayrl.workbench.store import MissingError
 
 router = APIRouter(include_in_schema=False)
 Slug = Annotated[str, Path(max_length=1000)]
@@ -79,7 +78,7 @@ def _from_file(ctx: Context, kind: str, slug: str, split: str) -> of.Contest:
     elif kind == "skills":
         found, problem = guarded(lambda: of.skills(path, slug, name))
     else:
-        raise MissingError(f"there is no contest of kind {kind!r}")
+        raise UnknownError("shell.missing.kind", f"there is no contest of kind {kind!r}", name=kind)
     if problem is not None:
         raise DataError(f"{name}: {problem}")
     made: of.Contest = found

@@ -13,10 +13,10 @@ import orjson
 from rayrl.errors import DataError
 from rayrl.export.filters import Filter
 from rayrl.schemas import EPISODE_SCHEMA, JsonDict
+from rayrl.studio.pages.places import UnknownError
 from rayrl.studio.pages.runs.index import RunIndex
 from rayrl.traces.imports import convert
 from rayrl.traces.schema import expand
-from rayrl.workbench.store import MissingError
 
 PAGE = 50
 STEPS = 40
@@ -124,7 +124,7 @@ def locate(index: RunIndex, episode: str, attempt: int | None = None) -> tuple[J
     """The row of an episode (its result, or an attempt) and all its attempts.
 
     Raises:
-        MissingError: there is none.
+        UnknownError: there is none.
     """
     found = index.query(
         "SELECT position, length, attempt, complete, result FROM attempts WHERE episode = ? ORDER BY position",
@@ -135,7 +135,11 @@ def locate(index: RunIndex, episode: str, attempt: int | None = None) -> tuple[J
     for one in attempts:
         if one["attempt"] == attempt if attempt is not None else one["result"]:
             return one | rows_at(index, [one["position"]])[0], attempts
-    raise MissingError(f"this run has no episode {episode[:100]!r}" + (f" with attempt {attempt}" if attempt else ""))
+    text = f"this run has no episode {episode[:100]!r}"
+    if attempt is not None:
+        key, places = "shell.missing.attempt", {"name": episode[:100], "attempt": attempt}
+        raise UnknownError(key, f"{text} with attempt {attempt}", **places)
+    raise UnknownError("shell.missing.episode", text, name=episode[:100])
 
 
 def episode_url(slug: str, episode: str, query: str = "", step: int | None = None) -> str:
@@ -183,7 +187,7 @@ def part_of(record: JsonDict, step: int | None, part: str) -> Any:
     """One text of a record in the clear (see :data:`PARTS`).
 
     Raises:
-        MissingError: there is none.
+        UnknownError: there is none.
     """
     if step is None:
         if part == "instruction":
@@ -192,7 +196,7 @@ def part_of(record: JsonDict, step: int | None, part: str) -> Any:
             return next((m.get("content") for m in record["conversation"] if m.get("role") == "system"), None)
         return (record.get("error") or {}).get(part)
     if not 0 <= step < len(record["steps"]):
-        raise MissingError(f"the episode has no step {step}")
+        raise UnknownError("shell.missing.step", f"the episode has no step {step}", step=step)
     one = record["steps"][step]
     model = one.get("model") or {}
     if part == "observation":

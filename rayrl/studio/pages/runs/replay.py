@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from rayrl.errors import DataError
 from rayrl.schemas import JsonDict
 from rayrl.studio.context import Context, Ctx
+from rayrl.studio.pages.places import UnknownError
 from rayrl.studio.pages.runs import facts as of
 from rayrl.studio.pages.runs.episodes import (
     PARTS,
@@ -191,7 +192,9 @@ def text(
     """One text of an episode, however long, in pieces."""
     found = load(ctx, slug, episode, attempt)
     if part not in PARTS:
-        raise MissingError(f"an episode has no part {part!r}; parts: {', '.join(PARTS)}")
+        known = ", ".join(PARTS)
+        text = f"an episode has no part {part!r}; parts: {known}"
+        raise UnknownError("shell.missing.part", text, name=part, known=known)
     value = text_of(part_of(found["record"], step, part))
     pieces = max(1, -(-len(value) // PIECE))
     piece = min(piece, pieces - 1)
