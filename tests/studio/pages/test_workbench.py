@@ -1,9 +1,11 @@
 """The workbench's pages over a small finished experiment: every view, form, filter, error and empty state."""
 
 import html
+import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import unquote_plus
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from rayrl.studio.app import create_app
 from rayrl.studio.config import StudioConfig
 from rayrl.studio.pages.background import Background
 from rayrl.studio.pages.language import translator
-from rayrl.studio.pages.workbench.analysis import bootstrap, f1s, kappas
+from rayrl.studio.pages.workbench.analysis import bootstrap, f1s, kappas, rules
 from rayrl.studio.pages.workbench.comparing import difference, sentence
 from rayrl.studio.pages.workbench.lists import make_sample
 from rayrl.workbench.launcher import Supervisor
@@ -129,6 +131,28 @@ def test_rules_name_what_errors_rest_on(studio):
         mine = {row["case_id"] for row in wrong if ref in row["evidence_refs"]}
         shown = set(re.findall(r"/cases/\d+\?[^>]*>(\w+)<", only.text))
         assert shown == mine
+
+
+def test_errors_without_a_rule_are_divided_by_what_was_read(studio):
+    wrong = page(studio.bench, studio.first, Filter(agrees=False, evidence="none", repeat=0), limit=500)["items"]
+    every = rules(studio.app.state.context, studio.bench.experiments.get(studio.first))
+    found = [one for one in every if not one["ref"]]
+    assert wrong and sum(one["wrong"] for one in found) == len(wrong)
+    assert len({one["files"] for one in found}) == len(found) <= 6
+    url = f"/workbench/experiments/{studio.first}/disagreements"
+    text = unquote_plus(html.unescape(studio.get(f"{url}?lang=en")))
+    seen: set[str] = set()
+    named = [one for one in found if one["files"] is not None]
+    assert len(named) == min(5, len(found)) and "other files were read" in text
+    for one in named:
+        read = json.dumps(one["files"], ensure_ascii=False)
+        assert ", ".join(one["files"]) in text and f"read={read}" in text
+        only = studio.client.get(url, params={"read": read}, headers=HTML)
+        shown = set(re.findall(r"/cases/\d+\?[^>]*>(\w+)<", only.text))
+        assert len(shown) == one["wrong"] and not shown & seen
+        seen |= shown
+    assert seen < {row["case_id"] for row in wrong}
+    studio.get(f"{url}?read=nonsense", 422)
 
 
 def test_filters_pages_and_neighbours_agree(studio):

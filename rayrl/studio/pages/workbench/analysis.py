@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ from rayrl.workbench.results import Filter, counts
 RESAMPLES = 2000
 SMALL = 5000
 LARGE_WAIT_S = 0.04
+MAX_READ = 5
 Matrix = np.ndarray[Any, Any]
 
 
@@ -169,46 +171,63 @@ def tab_counts(ctx: Context, experiment: JsonDict) -> JsonDict | None:
 
 _CITED = text(
     """
-    SELECT json_extract(detail, '$.evidence.cited') AS cited, gold, prediction, agrees, evidence, count(*) AS n
+    SELECT json_extract(detail, '$.evidence.cited') AS cited, gold, prediction, agrees, evidence, count(*) AS n,
+           CASE WHEN evidence = 'none' THEN json_extract(detail, '$.evidence.read_not_cited') END AS opened
     FROM evaluation_results
     WHERE experiment_id = :experiment AND repeat = 0 AND state = 'completed' AND gold IS NOT NULL
-    GROUP BY gold, prediction, agrees, evidence, cited
+    GROUP BY gold, prediction, agrees, evidence, cited, opened
     """
 )
-"""Verdicts by what they cite: many cite the same, so that each list of citations is read once."""
+"""Verdicts by what they cite, or read where they cite nothing: many are alike, so that each list is read once."""
+Basis = tuple[str, tuple[str, ...] | None]
+"""A cited passage; or the empty reference with the files that were read, ``None`` for files of every other kind."""
 
 
-def cited(row: Any) -> Iterator[tuple[str, bool]]:
-    """The passages a verdict cites, and whether they are there; the empty reference where it has no basis."""
+def bases(row: Any) -> Iterator[tuple[Basis, bool]]:
+    """The passages a verdict cites, and whether they are there; the files that were read where it cites nothing."""
     for item in orjson.loads(row["cited"] or "[]"):
         path = item.get("path") if item.get("path") is not None else item.get("ref")
-        yield (f"{path}#{item['section']}" if item.get("section") else str(path)), bool(item.get("exists"))
+        ref = f"{path}#{item['section']}" if item.get("section") else str(path)
+        yield (ref, None), bool(item.get("exists"))
     if row["evidence"] == "none":
-        yield "", False
+        yield ("", files_read(orjson.loads(row["opened"] or "[]"))), False
+
+
+def files_read(paths: Sequence[str]) -> tuple[str, ...]:
+    """The knowledge files among those that were read; the main file is in the prompt of every case."""
+    return tuple(sorted({path for path in paths if path != "SKILL.md"}))
 
 
 def rules(ctx: Context, experiment: JsonDict) -> list[JsonDict] | None:
     """Each cited passage of the Skill with how many labelled verdicts rest on it and how many of them are wrong.
 
     Ordered by the lower end of the interval of the error rate, so that a rule with many wrong verdicts comes before one
-    that was unlucky once. A verdict that cites several passages counts for each;
-    those that cite none stand together under the empty reference.
+    that was unlucky once. A verdict that cites several passages counts for each; those that cite none stand under the
+    empty reference, divided by the ``files`` they read (``None``: any others): what they needed may lie in another one.
     """
 
     def make() -> list[JsonDict]:
         with ctx.bench.store.read() as connection:
             rows = connection.execute(_CITED, {"experiment": experiment["id"]}).mappings().all()
-        found: dict[str, JsonDict] = {}
+        wrong: Counter[Basis] = Counter()
         for row in rows:
-            for ref, exists in cited(row):
-                one = found.setdefault(ref, {"ref": ref, "exists": exists, "n": 0, "wrong": 0, "turns": {}})
+            for basis, _ in bases(row):
+                wrong[basis] += row["n"] * (row["agrees"] == 0)
+        shown = {basis for basis, _ in [one for one in wrong.most_common() if not one[0][0]][:MAX_READ]}
+        found: dict[Basis, JsonDict] = {}
+        for row in rows:
+            for basis, exists in bases(row):
+                key = basis if basis[0] or basis in shown else ("", None)
+                new: JsonDict = {"ref": key[0], "files": key[1], "exists": exists, "n": 0, "wrong": 0, "turns": {}}
+                one = found.setdefault(key, new)
                 one["n"] += row["n"]
                 if row["agrees"] == 0:
                     one["wrong"] += row["n"]
                     turn = f"{row['gold']} → {row['prediction']}"
                     one["turns"][turn] = one["turns"].get(turn, 0) + row["n"]
         out = [one | {"rate": rate(one["wrong"], one["n"])} for one in found.values() if one["wrong"]]
-        return sorted(out, key=lambda one: (-wilson(one["wrong"], one["n"])[0], -one["wrong"], one["ref"]))
+        least = {id(one): wilson(one["wrong"], one["n"])[0] for one in out}
+        return sorted(out, key=lambda one: (-least[id(one)], -one["wrong"], one["ref"], one["files"] or ()))
 
     found: list[JsonDict] | None = cached(ctx, experiment, "rules", make)
     return found

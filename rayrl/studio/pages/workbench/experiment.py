@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import orjson
 from fastapi import APIRouter, Depends, Query, Request, Response
 from sqlalchemy import select
 from starlette.datastructures import FormData
 
-from rayrl.errors import RunConflictError, UserError
+from rayrl.errors import DataError, RunConflictError, UserError
 from rayrl.schemas import JsonDict
 from rayrl.studio.context import Context, Ctx
 from rayrl.studio.pages.charts import Figure, grouped_bars, intervals
 from rayrl.studio.pages.language import Translate
 from rayrl.studio.pages.shell import back, page, texts, url_with
-from rayrl.studio.pages.workbench.analysis import headlines, overview, rules
+from rayrl.studio.pages.workbench.analysis import files_read, headlines, overview, rules
 from rayrl.studio.pages.workbench.common import (
     FILTERS,
     ExperimentId,
@@ -40,6 +41,7 @@ router = APIRouter(include_in_schema=False)
 BASE = "/workbench/experiments/{experiment_id}"
 View = Literal["original", "reviewed", "ambiguous_removed"]
 Cursor = Annotated[str, Query(max_length=100)]
+Ref = Annotated[str, Query(max_length=4000)]
 ROWS = 50
 TOP_RULES = 12
 
@@ -84,14 +86,14 @@ def distribution(t: Translate, found: JsonDict) -> Figure:
 
 @router.get(BASE + "/disagreements")
 def disagreements(
-    request: Request, ctx: Ctx, experiment_id: ExperimentId, cursor: Cursor = "", rule: Cursor = ""
+    request: Request, ctx: Ctx, experiment_id: ExperimentId, cursor: Cursor = "", rule: Ref = "", read: Ref = ""
 ) -> Response:
     """Human and model differ, low confidence, or no explicit basis; and the rules the wrong verdicts rest on."""
     t = texts(request)
     top = head(ctx, t, experiment_id, "disagreements")
     filters, given = filters_of(request, "disagreements")
     found = rules(ctx, top["experiment"])
-    only = cases_of_rule(ctx, experiment_id, rule) if rule else None
+    only = cases_of_rule(ctx, experiment_id, rule, read) if rule or read else None
     listed = result_page(ctx.bench, experiment_id, filters, limit=ROWS if only is None else 500, cursor=cursor or None)
     if only is not None:
         listed = {"items": only, "next": None}
@@ -101,6 +103,7 @@ def disagreements(
         **top,
         rows=listed["items"],
         rule=rule,
+        read=read,
         rules=found[:TOP_RULES] if found else found,
         more_rules=max(0, len(found or []) - TOP_RULES),
         given=given,
@@ -111,8 +114,12 @@ def disagreements(
     )
 
 
-def cases_of_rule(ctx: Context, experiment_id: str, ref: str) -> list[JsonDict]:
-    """The wrong verdicts (500 at most) that rest on one passage of the Skill."""
+def cases_of_rule(ctx: Context, experiment_id: str, ref: str, read: str = "") -> list[JsonDict]:
+    """The wrong verdicts (500 at most) that rest on one passage of the Skill.
+
+    Without a passage: those that cite nothing and read just the files of the JSON list ``read``.
+    """
+    files = files_of(read) if not ref else ()
     r, c = tables.results, tables.cases
     names = ["ordinal", "repeat", "case_id", "domain", "gold", "state", "failure", "prediction", "reason", "confidence"]
     path, _, section = ref.partition("#")
@@ -124,15 +131,34 @@ def cases_of_rule(ctx: Context, experiment_id: str, ref: str) -> list[JsonDict]:
             .where(r.c.experiment_id == experiment_id, r.c.repeat == 0, r.c.agrees == 0)
             .order_by(r.c.ordinal)
         )
+        if not ref:
+            query = query.where(r.c.evidence == "none")
         out = []
         for row in connection.execute(query).mappings():
             detail = row["detail"] or {}
-            cited = (detail.get("evidence") or {}).get("cited", [])
-            if any((i["path"] or i["ref"]) == path and (i.get("section") or "") == section for i in cited):
+            basis = detail.get("evidence") or {}
+            if ref:
+                cited = basis.get("cited", [])
+                mine = any((i["path"] or i["ref"]) == path and (i.get("section") or "") == section for i in cited)
+            else:
+                mine = files_read(basis.get("read_not_cited", [])) == files
+            if mine:
                 out.append({**row, "agrees": False, "evidence_refs": detail.get("evidence_refs", []), "error": None})
                 if len(out) == 500:
                     break
     return out
+
+
+def files_of(read: str) -> tuple[str, ...]:
+    """The files in a query field: a JSON list of names.
+
+    Raises:
+        DataError: it is none.
+    """
+    try:
+        return files_read([str(name) for name in orjson.loads(read)])
+    except (ValueError, TypeError):
+        raise DataError("read: is no list of files; remove it from the address") from None
 
 
 @router.get(BASE + "/cases")

@@ -125,7 +125,8 @@ def dataset(
 @router.get("/workbench/models")
 def models(request: Request, ctx: Ctx) -> Response:
     """Model profiles."""
-    return page(request, "workbench/models.html", rows=ctx.bench.models.all(), problem="", given={}, most=MAX_MODEL_NAME)
+    facts: JsonDict = {"rows": ctx.bench.models.all(), "problem": "", "given": {}}
+    return page(request, "workbench/models.html", most=MAX_MODEL_NAME, **facts)
 
 
 @router.post("/workbench/models")
