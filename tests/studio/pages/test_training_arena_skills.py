@@ -1,5 +1,6 @@
 """Training, Arena, Skills and Help over files of their shapes: figures with intervals, links, and what is damaged."""
 
+import json
 import re
 
 import orjson
@@ -144,6 +145,29 @@ def test_a_gate_shows_each_effect_with_its_interval(client):
     assert "−1.000 – +1.000" in main(client, "/skills/gates/pipeline~gate?metric=r_option")
     main(client, "/skills/gates/pipeline~gate?metric=nothing", 404)
     main(client, "/skills/gates/worse", 422)
+
+
+def test_a_gate_says_how_it_selects_and_what_its_figures_mean(root, client):
+    path = root / "pipeline" / "gate" / "contributions.json"
+    before = path.read_text()
+    found = json.loads(before)
+    looks = [{"pairs": 50, "accepted": [], "open": ["first"]}, {"pairs": 90, "accepted": ["first"], "open": []}]
+    figures = {"refit_spearman": 0.3, "reliability": None, "split_half_spearman": 0.4}
+    try:
+        path.write_text(json.dumps(found | {"looks": looks, "stability": figures}))
+        english = main(client, "/skills/gates/pipeline~gate?lang=en")
+        assert "look 2, after 90 pairs" in english and "Benjamini-Hochberg" in english
+        assert "This gate looked 2 times" in english and "was not confirmed on other tasks" in english
+        chinese = main(client, "/skills/gates/pipeline~gate?lang=zh")
+        assert "第 2 次查看，90 对之后" in chinese and "没有在其他任务上确认" in chinese
+        for page in (english, chinese):
+            assert not any(name in page for name in figures if "_" in name)
+        for one in found["contributions"]:
+            one["adjusted_p"] = None
+        path.write_text(json.dumps(found))
+        assert "without a test" in main(client, "/skills/gates/pipeline~gate?lang=en")
+    finally:
+        path.write_text(before)
 
 
 # ---- help -----------------------------------------------------------------------------------------------------------

@@ -126,6 +126,15 @@ def effects(path: Path, metric: str) -> list[JsonDict]:
     return sorted(rows, key=lambda row: -row["rate"]["value"])
 
 
+def accepted_at(looks: list[JsonDict]) -> dict[str, JsonDict]:
+    """The look that accepted each selected chunk, ``{look, pairs}``, counted from 1; later looks take nothing back."""
+    out: dict[str, JsonDict] = {}
+    for number, look in enumerate(looks, 1):
+        for name in look.get("accepted") or []:
+            out.setdefault(name, {"look": number, "pairs": look.get("pairs")})
+    return out
+
+
 def cards_of(places: list[Place], wanted: set[str], most: int = 12) -> list[JsonDict]:
     """Cards a chunk was compiled from, wherever a build of them lies; only their deployable halves."""
     out: list[JsonDict] = []

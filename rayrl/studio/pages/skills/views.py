@@ -134,6 +134,7 @@ def gate(
         raise DataError(f"{slug.replace('~', '/')}: its {of.GATE} is no gate over skills")
     rows, problem = guarded(lambda: of.effects(path, metric))
     found, _ = guarded(lambda: read_object(path / of.CONTRIBUTIONS))
+    looks = (found or {}).get("looks") or []
     every, _ = of.banks(walk(runs_root(ctx)))
     known = {one["sha"] for one in every}
     chart = None
@@ -151,7 +152,10 @@ def gate(
         chart=chart,
         metric=metric,
         metrics=["reward", *sorted((found or {}).get("metrics") or {})],
-        looks=(found or {}).get("looks") or [],
+        looks=looks,
+        accepted=of.accepted_at(looks) if len(looks) > 1 else {},
+        # the other rule tests nothing: it has no p value
+        tested=any(one.get("adjusted_p") is not None for one in (found or {}).get("contributions") or []),
         stability=(found or {}).get("stability") or {},
         confirmation=(found or {}).get("confirmation"),
         known=known,
