@@ -1,6 +1,6 @@
 """Wanted against bought: which part of a wish a purchase missed, as the reward counted it."""
 
-from rayrl.studio.pages.runs.wish import goal_of, wish_of
+from rayrl.studio.pages.runs.wish import brand_of, goal_of, wish_of
 
 GOAL = {
     "asin": "7001",
@@ -50,6 +50,22 @@ def test_what_the_record_cannot_tell_stays_undecided():
 def test_without_a_purchase_or_with_odd_shapes_nothing_is_claimed():
     assert set(verdicts({"purchase": {}, "reward_detail": {}}).values()) == {None}
     assert wish_of({"attributes": "x", "price_upper": "y"}, {"purchase": [], "reward_detail": 3})["rows"]
+
+
+def test_beside_an_attribute_or_brand_stands_what_answers_it():
+    final = {"purchase": PURCHASE, "reward_detail": DETAIL}
+    shown = {row["wanted"]: row["bought"] for row in wish_of(GOAL, final, "千叶旗舰店")["rows"]}
+    assert shown["天然橡胶"] == "天然橡胶 natural rubber"
+    assert shown["Luma"].startswith("千叶 mat; 千叶旗舰店; 天然橡胶")  # missed: what was bought instead, with its brand
+    met = wish_of({**GOAL, "attributes": ["千叶"]}, final)["rows"]
+    assert next(row["bought"] for row in met if row["part"] == "attribute") == "千叶 mat"
+
+
+def test_the_brand_is_that_of_the_page_of_the_bought_product():
+    pages = ["商品 12\n- 品牌：A旗舰店\n- 价格：3", "商品 13\n- 品牌：B\n"]
+    record = {"steps": [{"observation": {"text": text}} for text in pages] + [{"observation": None}]}
+    assert brand_of(record, "12") == "A旗舰店" and brand_of(record, "13") == "B"
+    assert brand_of(record, "14") is None and brand_of({}, None) is None
 
 
 def test_the_product_the_goal_was_made_from_is_not_shown():

@@ -29,7 +29,7 @@ from rayrl.studio.pages.runs.episodes import (
 )
 from rayrl.studio.pages.runs.index import RunIndex
 from rayrl.studio.pages.runs.lists import Slug, open_index
-from rayrl.studio.pages.runs.wish import goal_of, wish_of
+from rayrl.studio.pages.runs.wish import brand_of, goal_of, wish_of
 from rayrl.studio.pages.shell import page
 from rayrl.workbench.store import MissingError
 
@@ -141,7 +141,12 @@ def episode_facts(record: JsonDict) -> JsonDict:
 def wish(run_dir: Path, row: JsonDict, record: JsonDict) -> JsonDict | None:
     """Wanted against bought, where the episode is complete and its private goal is at hand."""
     goal = goal_of(run_dir, row["episode"]) if row["complete"] else None
-    return wish_of(goal, record.get("final") or {}) if goal else None
+    if not goal:
+        return None
+    final = record.get("final") or {}
+    purchase = final.get("purchase")
+    asin = purchase.get("asin") if isinstance(purchase, dict) else None
+    return wish_of(goal, final, brand_of(record, asin))
 
 
 def scores_of(record: JsonDict) -> list[tuple[str, Any]]:

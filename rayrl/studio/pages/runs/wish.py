@@ -7,6 +7,7 @@ the record does not hold enough to say which of several attributes or options fa
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from rayrl.shop.reward import FUZZY_THRESHOLD
 from rayrl.shop.text import option_label, token_set_ratio
 
 PRIVATE = "private.jsonl"
+_BRAND = re.compile(r"^- 品牌：(.+)$", re.MULTILINE)
+"""The line of the shop's product page."""
 
 
 def goal_of(run_dir: Path, episode: str) -> JsonDict | None:
@@ -42,10 +45,21 @@ def _goal(line: bytes, episode: str) -> JsonDict | None:
     return dict(item["goal"])
 
 
-def wish_of(goal: JsonDict, final: JsonDict) -> JsonDict:
+def brand_of(record: JsonDict, asin: Any) -> str | None:
+    """The brand the page of the bought product named when the episode saw it last; ``None`` where it was not seen."""
+    for step in reversed(record.get("steps") or []):
+        for seen in (_dict(step.get("environment")).get("observation"), step.get("observation")):
+            text = str(_dict(seen).get("text") or "")
+            if asin and str(asin) in text and (found := _BRAND.search(text)):
+                return found[1].strip()
+    return None
+
+
+def wish_of(goal: JsonDict, final: JsonDict, brand: str | None = None) -> JsonDict:
     """Wanted against bought: ``instruction`` in full and ``rows`` of ``{part, wanted, bought, ok}``.
 
-    ``ok`` is true, false or ``None`` (undecided, or nothing was bought).
+    ``ok`` is true, false or ``None`` (undecided, or nothing was bought). ``brand`` is that of the bought product, where
+    it is known (see :func:`brand_of`). Beside an attribute stands what answers it, else all the product has.
     """
     bought, detail = _dict(final.get("purchase")), _dict(final.get("reward_detail"))
     rows = [_row("kind", goal.get("category"), bought.get("category") or bought.get("product_category"))]
@@ -54,14 +68,17 @@ def wish_of(goal: JsonDict, final: JsonDict) -> JsonDict:
     held = _texts(bought.get("attributes"))
     text = " ".join([str(bought.get("name") or ""), *held]).lower()
     hits = [any(_alike(one, own) for own in held) or one.lower() in text for one in attributes] if bought else []
-    rows += _many("attribute", attributes, hits, held, detail, "num_attr_matches", "r_att")
+    name = str(bought.get("name") or "")
+    all_held = "; ".join(part for part in (name, brand, ", ".join(held)) if part)
+    pieces = [*held, *([brand] if brand else []), *([name] if name else [])]
+    shown = [next((p for p in pieces if _answers(one, p)), all_held) if bought else "" for one in attributes]
+    rows += _many("attribute", attributes, hits, shown, detail, "num_attr_matches", "r_att")
     chosen = _dict(bought.get("options"))
     hits = (
         [any(_alike(option_label(one), str(value)) for value in chosen.values()) for one in options] if bought else []
     )
-    rows += _many(
-        "option", options, hits, [f"{k}: {v}" for k, v in chosen.items()], detail, "num_option_matches", "r_option"
-    )
+    shown = [", ".join(f"{k}: {v}" for k, v in chosen.items())] * len(options)
+    rows += _many("option", options, hits, shown, detail, "num_option_matches", "r_option")
     if goal.get("price_upper") is not None:
         price = bought.get("price")
         rows.append({**_row("price", f"≤ {goal['price_upper']:g}" if _number(goal["price_upper"]) else None, price)})
@@ -70,9 +87,12 @@ def wish_of(goal: JsonDict, final: JsonDict) -> JsonDict:
 
 
 def _many(
-    part: str, wanted: list[str], hits: list[bool], held: list[str], detail: JsonDict, count: str, score: str
+    part: str, wanted: list[str], hits: list[bool], shown: list[str], detail: JsonDict, count: str, score: str
 ) -> list[JsonDict]:
-    """A row per attribute or option. What the reward counted decides; the record says which ones as far as it can."""
+    """A row per attribute or option, with what is ``shown`` as bought.
+
+    What the reward counted decides; the record says which ones as far as it can.
+    """
     counted, share = detail.get(count), detail.get(score)
     n: int | None = int(counted) if isinstance(counted, int) else None
     if n is None and isinstance(share, int | float):
@@ -85,7 +105,7 @@ def _many(
             ok = n != 0
         elif sure or (hits and hits[at] and n is not None and n > sum(hits)):
             ok = hits[at]
-        rows.append({**_row(part, one, ", ".join(held)), "ok": ok})
+        rows.append({**_row(part, one, shown[at]), "ok": ok})
     return rows
 
 
@@ -96,6 +116,10 @@ def _row(part: str, wanted: Any, bought: Any) -> JsonDict:
 def _full(detail: JsonDict, name: str) -> bool | None:
     value = detail.get(name)
     return bool(value == 1) if _number(value) else None
+
+
+def _answers(wanted: str, piece: str) -> bool:
+    return _alike(wanted, piece) or wanted.lower() in piece.lower()
 
 
 def _alike(wanted: str, own: str) -> bool:
