@@ -60,12 +60,17 @@ class StudioConfig(Section):
             path = Path(folder).expanduser().resolve()
         except (OSError, ValueError, RuntimeError):
             raise ConfigError("this is no folder name") from None
-        roots = [Path(r).expanduser().resolve() for r in [*self.skill_roots, *self.skills.values()]]
+        roots = self.permitted_roots()
         if not any(path == root or root in path.parents for root in roots):
             raise ConfigError(
-                "the folder is not below one of the configured skill_roots; add it to the studio's config"
+                "the folder is not below one of the permitted ones; start the studio with --skill-root FOLDER, or add "
+                f"it to skill_roots in its config. Permitted: {', '.join(map(str, roots)) or 'none'}"
             )
         return path
+
+    def permitted_roots(self) -> list[Path]:
+        """Folders below which a request may name one: ``skill_roots`` and the deployed Skills."""
+        return [Path(r).expanduser().resolve() for r in dict.fromkeys([*self.skill_roots, *self.skills.values()])]
 
 
 def is_loopback(host: str) -> bool:

@@ -16,6 +16,7 @@ from rayrl.studio.config import StudioConfig
 from rayrl.studio.pages.background import Background
 from rayrl.studio.pages.language import translator
 from rayrl.studio.pages.workbench.analysis import bootstrap, f1s, kappas, rules
+from rayrl.studio.pages.workbench.common import shown_status
 from rayrl.studio.pages.workbench.comparing import difference, sentence
 from rayrl.studio.pages.workbench.lists import make_sample
 from rayrl.workbench.launcher import Supervisor
@@ -360,6 +361,26 @@ def test_snapshots_by_form_only_of_permitted_folders(studio):
     inside = str(skill_folder(1))
     assert "problem" in studio.post("/workbench/skills", {"repository": inside, "path": "../../.."}, 422)
     assert studio.post("/workbench/skills", {"repository": inside}).startswith("/workbench/skills/sk_")
+
+
+def test_the_permitted_folders_are_named_and_typed_fields_stay(studio):
+    inside = str(skill_folder(1).resolve())
+    assert f">{inside}</code>" in studio.get("/workbench/skills")
+    typed = {"repository": "/etc", "ref": "v9", "path": "sub", "next": "/workbench/configure?dataset=x"}
+    for language, said in (("en", "is not below a permitted folder"), ("zh", "不在允许的文件夹之下")):
+        text = studio.post(f"/workbench/skills?lang={language}", typed, 422)
+        problem = re.search(r'role="alert">(.*?)</div>', text)[1]
+        assert said in problem and inside in problem and "--skill-root" in problem and "skill_roots" in problem
+        for value in typed.values():
+            assert f'value="{value}"' in text
+
+
+def test_a_folder_is_called_deployed_only_where_it_is(studio):
+    row = {"status": "deployed", "source": str(skill_folder(1))}
+    ctx = studio.app.state.context
+    assert shown_status(ctx, row) == "deployed"
+    assert shown_status(ctx, row | {"source": "/somewhere/else"}) == "folder"
+    assert shown_status(ctx, row | {"status": "draft"}) == "draft"
 
 
 def test_forms_of_other_origins_are_refused(studio):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from fastapi import Path, Request
+from fastapi import Path as PathPart
+from fastapi import Request
 from starlette.datastructures import FormData
 
 from rayrl.errors import DataError
@@ -17,8 +19,8 @@ from rayrl.studio.pages.workbench.analysis import tab_counts
 from rayrl.workbench.results import Filter
 from rayrl.workbench.snapshots import snapshot_label
 
-ExperimentId = Annotated[str, Path(pattern=r"^ex_[0-9a-f]{16}$")]
-Ordinal = Annotated[int, Path(ge=0, le=10**9)]
+ExperimentId = Annotated[str, PathPart(pattern=r"^ex_[0-9a-f]{16}$")]
+Ordinal = Annotated[int, PathPart(ge=0, le=10**9)]
 FILTERS = (
     "search", "gold", "prediction", "domain", "evidence", "state", "failure", "review", "agrees", "max_confidence",
 )  # fmt: skip
@@ -91,7 +93,17 @@ def parts(ctx: Context, experiment: JsonDict) -> JsonDict:
     """The data set and the Skill of an experiment."""
     dataset = ctx.bench.datasets.get(experiment["dataset_id"])
     snapshot = ctx.bench.snapshots.get(experiment["snapshot_id"])
-    return {"dataset": dataset, "snapshot": snapshot, "skill_label": snapshot_label(snapshot)}
+    shown = {**snapshot, "status": shown_status(ctx, snapshot)}
+    return {"dataset": dataset, "snapshot": shown, "skill_label": snapshot_label(snapshot)}
+
+
+def shown_status(ctx: Context, snapshot: JsonDict) -> str:
+    """Its status; ``folder`` for one of a folder outside any checkout that is not the folder of a deployed Skill."""
+    status, source = str(snapshot["status"]), snapshot["source"]
+    if status != "deployed" or not source:
+        return status
+    folders = {Path(folder).expanduser().resolve() for folder in ctx.config.skills.values()}
+    return status if Path(source).resolve() in folders else "folder"
 
 
 def head(ctx: Context, t: Translate, experiment_id: str, current: str) -> JsonDict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -9,13 +10,13 @@ from fastapi import Path as PathPart
 from sqlalchemy import select
 from starlette.datastructures import FormData
 
-from rayrl.errors import DataError, UserError
+from rayrl.errors import ConfigError, DataError, UserError
 from rayrl.schemas import JsonDict
 from rayrl.skills.diff import diff_skills
 from rayrl.skills.markdown import resolve
 from rayrl.studio.context import Context, Ctx
-from rayrl.studio.pages.shell import back, page
-from rayrl.studio.pages.workbench.common import field, form_of
+from rayrl.studio.pages.shell import back, page, texts
+from rayrl.studio.pages.workbench.common import field, form_of, shown_status
 from rayrl.workbench import tables
 from rayrl.workbench.snapshots import snapshot_label
 
@@ -31,16 +32,19 @@ def snapshots(request: Request, ctx: Ctx) -> Response:
     return show(request, ctx)
 
 
-def show(request: Request, ctx: Context, problem: str = "") -> Response:
-    """The list, with what went wrong."""
-    rows = [{**row, "label": snapshot_label(row)} for row in ctx.bench.snapshots.all()]
+def show(request: Request, ctx: Context, problem: str = "", given: dict[str, str] | None = None) -> Response:
+    """The list, with what went wrong and what was typed."""
+    rows = [
+        {**row, "label": snapshot_label(row), "status": shown_status(ctx, row)} for row in ctx.bench.snapshots.all()
+    ]
     return page(
         request,
         "workbench/skills.html",
         status=422 if problem else 200,
         rows=rows,
         deployed=sorted(ctx.config.skills),
-        roots=bool(ctx.config.skill_roots),
+        roots=list(map(str, ctx.config.permitted_roots())),
+        given={"next": request.query_params.get("next", "")} | (given or {}),
         problem=problem,
     )
 
@@ -55,18 +59,35 @@ def take(request: Request, ctx: Ctx, form: Annotated[FormData, Depends(form_of)]
             where = field(form, "repository")
             if not where:
                 raise DataError("name a deployed Skill or a folder")
-            folder, ref = ctx.config.permitted(where), field(form, "ref")
+            folder, ref = permitted(request, ctx, where), field(form, "ref")
             bench = ctx.bench.snapshots
             if ref:
                 made = bench.add_git(folder, ref, field(form, "path"))
             else:
-                made = bench.add_folder(ctx.config.permitted(str(folder / field(form, "path"))))
+                made = bench.add_folder(permitted(request, ctx, str(folder / field(form, "path"))))
     except UserError as error:
-        return show(request, ctx, str(error))
+        given = {name: field(form, name) for name in ("skill", "repository", "ref", "path", "next")}
+        return show(request, ctx, str(error), given)
     following = field(form, "next")
     if following.startswith("/workbench/configure?"):
         return back(f"{following}&snapshot={made['id']}", "snapshot_taken")
     return back(f"/workbench/skills/{made['id']}", "snapshot_taken")
+
+
+def permitted(request: Request, ctx: Context, folder: str) -> Path:
+    """A folder somebody typed.
+
+    Raises:
+        ConfigError: it is not below a permitted one; the message names those and how to add another.
+    """
+    try:
+        return ctx.config.permitted(folder)
+    except ConfigError:
+        roots = ", ".join(map(str, ctx.config.permitted_roots()))
+        t = texts(request)
+        raise ConfigError(
+            t("workbench.not_permitted", folder=folder[:200], roots=roots or t("workbench.none"))
+        ) from None
 
 
 @router.get("/workbench/skills/{snapshot_id}")
@@ -78,6 +99,7 @@ def snapshot(request: Request, ctx: Ctx, snapshot_id: SnapshotId, against: str =
     with ctx.bench.store.read() as connection:
         query = select(e.c.id, e.c.name, e.c.state).where(e.c.snapshot_id == snapshot_id)
         used = [dict(r) for r in connection.execute(query.order_by(e.c.created_at.desc()).limit(20)).mappings()]
+    shown = {**found, "status": shown_status(ctx, found)}
     others = [r for r in ctx.bench.snapshots.all() if r["name"] == found["name"] and r["id"] != snapshot_id]
     changes = None
     if against:
@@ -85,11 +107,11 @@ def snapshot(request: Request, ctx: Ctx, snapshot_id: SnapshotId, against: str =
     return page(
         request,
         "workbench/skill.html",
-        snapshot=found,
+        snapshot=shown,
         label=snapshot_label(found),
         files=skill.manifest.files,
         used=used,
-        others=[{**r, "label": snapshot_label(r)} for r in others],
+        others=[{**r, "label": snapshot_label(r), "newer": r["created_at"] > found["created_at"]} for r in others],
         against=against,
         changes=changes,
     )
