@@ -16,6 +16,7 @@ from rayrl.studio.pages.places import resolve, walk
 from rayrl.studio.pages.runs.comparing import job_counts, metric_rows, partner, undeclared
 from rayrl.studio.pages.runs.episodes import Choice, positions
 from rayrl.studio.pages.runs.index import RunIndex
+from rayrl.studio.pages.runs.lists import by_harm
 from rayrl.testing.traces import TraceRecipe, write_run
 from rayrl.traces.manifest import make_manifest
 from rayrl.traces.store import RunReader
@@ -158,6 +159,20 @@ def test_label_rates_are_those_of_the_evaluation(root, client):
 
 
 # ---- pages ----------------------------------------------------------------------------------------------------------
+def test_labels_that_cost_most_success_come_first():
+    def item(n, inside, outside):
+        return {"episodes": n, "success_with": inside, "success_without": outside}
+
+    labels = {
+        "common": item(90, 0.30, 0.31),
+        "sure": item(5, 0.0, None),
+        "rare": item(6, 0.0, 0.3),
+        "never": item(0, None, 0.3),
+    }
+    labels |= {"often": item(60, 0.0, 0.3), "good": item(9, 0.9, 0.2)}
+    assert [name for name, _ in by_harm(labels)] == ["often", "rare", "common", "good", "sure"]
+
+
 def test_list_shows_every_run_also_the_damaged(client):
     page = main(get(client, "/runs"))
     for name in ("worse", "better", "nested/runs/deep", "damaged"):
@@ -311,7 +326,11 @@ def test_other_jobs_are_counted_and_without_common_ones_nobody_is_suggested(tmp_
     jobs = [orjson.loads((one["path"] / "manifest.json").read_bytes())["semantic"]["jobs"] for one in (a, c)]
     assert job_counts(*jobs) == {"a": 3, "b": 5, "both": 1, "seeds": 1}
     said = undeclared(translator("en"), {"manifest_differences": [("jobs", *jobs), ("x", list(range(9)), None)]})
-    assert "3 only in A, 5 only in B" in said[0] and "a list of 9 in A, (none) in B" in said[1]
+    assert (
+        "3 only in A, 5 only in B" in said[0]
+        and "1 of them have another seed" in said[0]
+        and "a list of 9 in A, (none) in B" in said[1]
+    )
 
 
 def test_two_episodes_beside_each_other(root, client):

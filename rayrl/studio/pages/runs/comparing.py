@@ -126,7 +126,8 @@ def undeclared(t: Translate, found: JsonDict) -> list[str]:
             continue
         counted = job_counts(before, after) if key == "jobs" else None
         if counted is not None:
-            out.append(t("runs.compare.jobs", **counted))
+            text = t("runs.compare.jobs", **counted)
+            out.append(text + (t("runs.compare.seeds", n=counted["seeds"]) if counted["seeds"] else ""))
         else:
             out.append(t("runs.compare.differs", key=key, a=_brief(t, before), b=_brief(t, after)))
     return out

@@ -146,6 +146,7 @@ def show(request: Request, ctx: Ctx, slug: Slug) -> Response:
     values |= {
         "summary": summary,
         "diagnosis": diagnosis,
+        "label_rows": by_harm(diagnosis["labels"]) if diagnosis else [],
         "problems": [text for text in (run["problem"], problem, trouble, values["trouble"]) if text],
         "chart": chart,
         "kinds": kinds,
@@ -155,6 +156,18 @@ def show(request: Request, ctx: Ctx, slug: Slug) -> Response:
         "spread": {**summary["counts"], **summary["costs"]} if summary else {},
     }
     return page(request, "runs/show.html", **values)
+
+
+def by_harm(labels: JsonDict) -> list[tuple[str, JsonDict]]:
+    """Labels that occur, first those with which success is lowest compared with without; ties: the more frequent."""
+
+    def key(item: tuple[str, JsonDict]) -> tuple[bool, float, int]:
+        found = item[1]
+        inside, outside = found["success_with"], found["success_without"]
+        lost = None if inside is None or outside is None else outside - inside
+        return lost is None, -(lost or 0.0), -found["episodes"]
+
+    return sorted(((name, found) for name, found in labels.items() if found["episodes"]), key=key)
 
 
 def score_rows(summary: JsonDict) -> list[JsonDict]:
