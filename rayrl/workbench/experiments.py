@@ -212,10 +212,13 @@ class Experiments:
 
         Raises:
             DataError: not 1 to 256, or no such experiment.
+            RunConflictError: it has ended.
         """
         _check_concurrency(concurrency)
         with self.store.write() as connection:
             row = get_experiment(connection, experiment_id)
+            if row["state"] in ("completed", "cancelled", "invalid"):
+                raise RunConflictError(f"the experiment is {row['state']}; its concurrency can no longer be changed")
             connection.execute(update(_E).where(_E.c.id == experiment_id).values(concurrency=concurrency))
             self.store.note(connection, experiment_id, "concurrency", {"from": row["concurrency"], "to": concurrency})
         return self.get(experiment_id)

@@ -272,6 +272,40 @@ def test_configure_create_and_actions(studio):
     assert "steady" in studio.get("/workbench?q=stead") and "steady" not in studio.get("/workbench?q=other")
 
 
+def test_a_concurrency_out_of_bounds_is_an_error_that_names_them(studio):
+    made = studio.bench.experiments.clone(studio.first, {"name": "bounds"})["id"]
+    for value in ("100000", "0", "", "-1", "many"):
+        for language, said in (("en", "from 1 to 256"), ("zh", "1 到 256")):
+            url = f"/workbench/experiments/{made}/concurrency?lang={language}"
+            assert said in studio.post(url, {"concurrency": value}, 422)
+    assert (
+        studio.bench.experiments.get(made)["concurrency"] == studio.bench.experiments.get(studio.first)["concurrency"]
+    )
+    experiment = studio.bench.experiments.get(studio.first)
+    data = {
+        "dataset": experiment["dataset_id"],
+        "snapshot": experiment["snapshot_id"],
+        "model": "reader",
+        "name": "kept",
+    }
+    text = studio.post("/workbench/experiments?lang=en", data | {"concurrency": "300"}, 422)
+    assert "from 1 to 256" in text and 'value="300"' in text and 'value="kept"' in text
+    assert f"/{studio.first}/concurrency" not in studio.get(f"/workbench/experiments/{studio.first}")
+    studio.post(f"/workbench/experiments/{studio.first}/concurrency", {"concurrency": "3"}, 409)
+    assert f"/{made}/concurrency" in studio.get(f"/workbench/experiments/{made}")
+
+
+def test_what_an_address_names_and_is_not_there_is_said(studio):
+    for name, said in (("dataset", "There is no data set nope"), ("snapshot", "There is no Skill snapshot nope")):
+        assert said in studio.get(f"/workbench/configure?{name}=nope&lang=en", 422)
+    assert "没有数据集 nope" in studio.get("/workbench/configure?dataset=nope&lang=zh", 422)
+    cases = f"/workbench/experiments/{studio.first}/cases"
+    for query in ("agrees=maybe", "max_confidence=a"):
+        text = html.unescape(studio.get(f"{cases}?{query}&lang=en", 422))
+        name, _, value = query.partition("=")
+        assert f"{name} = '{value}'" in text
+
+
 def test_one_case_runs_again_and_keeps_its_history(studio):
     row = page(studio.bench, studio.second, Filter(), limit=1)["items"][0]
     base = f"/workbench/experiments/{studio.second}"

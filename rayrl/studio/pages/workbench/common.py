@@ -9,13 +9,16 @@ from urllib.parse import urlencode
 
 from fastapi import Path as PathPart
 from fastapi import Request
+from pydantic import ValidationError
 from starlette.datastructures import FormData
 
 from rayrl.errors import DataError
 from rayrl.schemas import JsonDict, canonical_json, sha256_hex
 from rayrl.studio.context import Context
 from rayrl.studio.pages.language import Translate
+from rayrl.studio.pages.shell import texts
 from rayrl.studio.pages.workbench.analysis import tab_counts
+from rayrl.workbench.experiments import MAX_CONCURRENCY
 from rayrl.workbench.results import Filter
 from rayrl.workbench.snapshots import snapshot_label
 
@@ -24,6 +27,7 @@ Ordinal = Annotated[int, PathPart(ge=0, le=10**9)]
 FILTERS = (
     "search", "gold", "prediction", "domain", "evidence", "state", "failure", "review", "agrees", "max_confidence",
 )  # fmt: skip
+AGREES = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 LISTS = ("disagreements", "cases")
 ENDED = ("completed", "cancelled", "invalid")
 AGAIN_S = 10.0
@@ -64,6 +68,20 @@ def whole(form: FormData, name: str, default: int) -> int:
         raise DataError(f"{name}: {value[:40]!r} is no whole number") from None
 
 
+def concurrency_of(request: Request, form: FormData, default: int | None = None) -> int:
+    """How many cases run at once, from a form.
+
+    Raises:
+        DataError: empty, no whole number, or out of bounds, which it names. Without the field it is ``default``.
+    """
+    if form.get("concurrency") is None and default is not None:
+        return default
+    value = field(form, "concurrency")
+    if not (value.isascii() and value.isdigit() and len(value) < 10 and 1 <= int(value) <= MAX_CONCURRENCY):
+        raise DataError(texts(request)("workbench.concurrency_bounds", most=MAX_CONCURRENCY, given=value[:40] or "''"))
+    return int(value)
+
+
 def url(experiment_id: str, rest: str = "", **query: Any) -> str:
     """The address of a page of an experiment."""
     kept = {k: v for k, v in query.items() if v not in (None, "")}
@@ -79,13 +97,16 @@ def filters_of(request: Request, only: str) -> tuple[Filter, dict[str, str]]:
     given = {name: value for name in FILTERS if (value := request.query_params.get(name, "").strip())}
     facts: dict[str, Any] = dict(given)
     if "agrees" in facts:
-        facts["agrees"] = facts["agrees"] in ("1", "true", "yes")
+        # what is neither stays as it is, and is refused below
+        facts["agrees"] = AGREES.get(facts["agrees"].lower(), facts["agrees"])
     if request.query_params.get("sort") == "confidence":
         facts["sort"] = given["sort"] = "confidence"
     try:
         found = Filter.model_validate({**facts, "repeat": 0, "disagreements": only == "disagreements"}, strict=False)
-    except ValueError:
-        raise DataError("a filter has a value that is not possible; remove it from the address") from None
+    except ValidationError as error:
+        names = {str(item["loc"][0]): str(item["input"])[:60] for item in error.errors() if item["loc"]}
+        shown = ", ".join(f"{name} = {value!r}" for name, value in names.items())
+        raise DataError(texts(request)("workbench.filter_impossible", what=shown)) from None
     return found, given
 
 

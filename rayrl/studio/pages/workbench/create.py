@@ -12,8 +12,8 @@ from starlette.datastructures import FormData, QueryParams
 from rayrl.errors import DataError, UserError
 from rayrl.schemas import JsonDict
 from rayrl.studio.context import Context, Ctx
-from rayrl.studio.pages.shell import back, page
-from rayrl.studio.pages.workbench.common import field, form_of, made_once, url, whole
+from rayrl.studio.pages.shell import back, page, texts
+from rayrl.studio.pages.workbench.common import concurrency_of, field, form_of, made_once, url, whole
 from rayrl.workbench.experiments import Params
 from rayrl.workbench.mapping import DEFAULT_LABELS, TARGETS, FieldRule, MappingProfile
 from rayrl.workbench.readers.rows import Options
@@ -186,7 +186,13 @@ def save_mapping(
 @router.get("/workbench/configure")
 def configure(request: Request, ctx: Ctx) -> Response:
     """Choose Skill, model and parameters."""
-    return show_configure(request, ctx, dict(request.query_params))
+    given, t, problem = dict(request.query_params), texts(request), ""
+    there = {"dataset": {row["id"] for row in ctx.bench.datasets.all()}}
+    there["snapshot"] = {row["id"] for row in ctx.bench.snapshots.all()} | {f"deployed:{n}" for n in ctx.config.skills}
+    for name, known in there.items():
+        if given.get(name) and given[name] not in known:
+            problem = problem or t(f"workbench.not_known.{name}", id=given[name][:60])
+    return show_configure(request, ctx, given, problem)
 
 
 def show_configure(request: Request, ctx: Context, given: dict[str, str], problem: str = "") -> Response:
@@ -227,7 +233,7 @@ def create(request: Request, ctx: Ctx, form: Annotated[FormData, Depends(form_of
             "snapshot_id": snapshot_id,
             "model": model,
             "params": params_of(form),
-            "concurrency": max(1, min(256, whole(form, "concurrency", ctx.config.batch_concurrency))),
+            "concurrency": concurrency_of(request, form, ctx.config.batch_concurrency),
         }
         start = form.get("start", "1") == "1"
 

@@ -19,6 +19,7 @@ from rayrl.studio.pages.workbench.analysis import files_read, headlines, overvie
 from rayrl.studio.pages.workbench.common import (
     FILTERS,
     ExperimentId,
+    concurrency_of,
     day,
     field,
     file_url,
@@ -228,7 +229,7 @@ def act(
     if action in ("start", "pause", "resume", "cancel"):
         experiments.move(experiment_id, action)
     elif action == "concurrency":
-        experiments.set_concurrency(experiment_id, max(1, min(256, whole(form, "concurrency", 8))))
+        experiments.set_concurrency(experiment_id, concurrency_of(request, form))
     elif action == "retry":
         chosen = [value for value in form.getlist("case") if isinstance(value, str)]
         n = experiments.retry(experiment_id, field(form, "which") or "cases", chosen)
