@@ -102,6 +102,14 @@ def test_the_arena_and_the_comparison_have_the_same_interval(client):
     assert f"95 % interval {low} to {high}" in page
 
 
+def test_arms_without_intervals_have_no_column_for_them(client, root):
+    page = main(client, "/arena/skills/pipeline")
+    assert "Values with 95" not in page and page.partition("</table>")[0].count("95 %") == 0
+    assert contests.skills(root / "pipeline", "pipeline", "pipeline").unpaired is False  # two arms, one pair
+    of = contests.Contest("skills", "x", "x", (0, 1), [], {("all", "none"): {}, ("selected", "none"): {}})
+    assert of.unpaired and not of.with_intervals
+
+
 def test_a_ceiling_is_out_of_contest_and_empty_columns_are_left_out(client):
     page = main(client, "/arena/training/quick")
     assert "out of contest" in page and "only the other right" not in page

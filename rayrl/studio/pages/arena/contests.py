@@ -77,6 +77,17 @@ class Contest:
         shared = set.intersection(*(set(pair) for pair in self.cells)) if len(self.cells) > 1 else set()
         return next((v.name for v in self.versions if v.name in shared), None)
 
+    @property
+    def with_intervals(self) -> bool:
+        """Whether any single version has an interval of its own."""
+        return any(v.rate and v.rate.get("low") is not None for v in self.versions)
+
+    @property
+    def unpaired(self) -> bool:
+        """Whether some pair of the compared versions was not compared with each other."""
+        names = {name for pair in self.cells for name in pair}
+        return len({frozenset(pair) for pair in self.cells}) < len(names) * (len(names) - 1) // 2
+
     def cell(self, row: str, column: str) -> JsonDict | None:
         """The difference row minus column, from whichever side it was computed."""
         if (row, column) in self.cells:
