@@ -4,7 +4,8 @@ rollouts -> diagnosis -> candidates -> gate -> bank -> selector -> evaluation on
 
 Each stage leaves files of its own and is entered in ``state.json`` when it is through; the same command resumes at the
 stage that was hit, and inside it where that stage's own records allow (finished episodes are never played again). A
-stage that does not finish stops the pipeline, and nothing behind it runs.
+stage that does not finish stops the pipeline, and nothing behind it runs. Where the analyst finds nothing that can be
+used, there is nothing to gate: the pipeline goes straight to the report, which says so.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from jobs.confirm_selector import Confirmation, SelectorCheck
 from jobs.evaluate import evaluate
 from jobs.gate_plan import GateConfig
 from jobs.output import console, facts_table, print_json
-from jobs.pipeline_report import compare_arms, write_report
+from jobs.pipeline_report import compare_arms, write_empty_report, write_report
 from jobs.skill_runs import SkillRuns
 from jobs.train_selector import selector_data, train_from_pairs
 from jobs.validate_skills import SELECTED, Gate
 from learners.selector import SelectorConfig
 from rayrl.config import Section, find_config, load_raw, operational, parse_config, resolve_resource
-from rayrl.errors import ConfigError, RunConflictError, UserError
+from rayrl.errors import ConfigError, RunConflictError
 from rayrl.experiment import load_run_config
 from rayrl.schemas import EpisodeJob, JsonDict, episode_seed
 from rayrl.settings import RunConfig
@@ -42,6 +43,8 @@ from rayrl.traces.manifest import read_manifest, write_json_atomic
 
 STAGES = ("rollouts", "diagnosis", "candidates", "gate", "bank", "selector", "evaluation", "report")
 GATE = "gate"
+NEEDS_CANDIDATES = ("gate", "bank", "selector", "evaluation")
+"""Stages that are left out when there is no candidate."""
 
 
 class GatePart(Section):
@@ -184,6 +187,10 @@ class Pipeline:
             for name in STAGES:
                 if name == "selector" and self.config.selector is None:
                     continue
+                if name in NEEDS_CANDIDATES and self._nothing_to_gate():
+                    if name == until:
+                        break
+                    continue
                 files, work = self._stage(name)
                 facts = self.stages.run(name, self._inputs(name), files, work)
                 if name == until:
@@ -215,6 +222,7 @@ class Pipeline:
             },
             "gate": c.gate.semantic(),
             "selector": self._selector_inputs(),
+            "report": {"candidates": not self._nothing_to_gate()},
             "evaluation": {"unseen": [c.unseen_split, c.unseen_tasks, c.unseen_repeats], "top_k": c.top_k},
         }
         return {"name": c.name, **mine.get(name, {})}
@@ -252,12 +260,12 @@ class Pipeline:
             parent=resolve_resource(c.bank, self.base) if c.bank else None,
         )
         facts = build([str(self._train_run())], self.out / "build", settings)
-        if not load_snapshot(self.out / "build" / SNAPSHOT).active():
-            raise UserError(
-                f"no usable skill came out of {facts['episodes']} episodes ({facts['cards']} cards, rejected: "
-                f"{facts['rejected']}); more episodes or another analyst would help"
-            )
-        return {k: v for k, v in facts.items() if k not in ("ran", "snapshot")}
+        active = len(load_snapshot(self.out / "build" / SNAPSHOT).active())
+        return {**{k: v for k, v in facts.items() if k not in ("ran", "snapshot")}, "active": active}
+
+    def _nothing_to_gate(self) -> bool:
+        """Whether the analysis ended without a single skill, new or of the bank it was to add to."""
+        return (self.stages.facts("candidates") or {}).get("active") == 0
 
     def gate_config(self) -> GateConfig:
         """The gate stage as a gate config."""
@@ -352,6 +360,10 @@ class Pipeline:
         return {"tasks": len({j.task_id for j in jobs}), "arms": list(folders)}
 
     def _report(self) -> JsonDict:
+        if self._nothing_to_gate():
+            (self.out / "evaluation.json").unlink(missing_ok=True)  # of an earlier analysis
+            stages = {name: self.stages.facts(name) for name in STAGES[: STAGES.index("gate")]}
+            return write_empty_report(self.out, self.config.model_dump(mode="json"), stages)
         stages = {name: self.stages.facts(name) for name in STAGES if self.stages.facts(name) is not None}
         evaluation = orjson.loads((self.out / "evaluation.json").read_bytes())
         gate = orjson.loads((self.out / "gate" / "gate.json").read_bytes())

@@ -79,11 +79,30 @@ def write_report(out: Path, config: JsonDict, stages: JsonDict, gate: JsonDict, 
     return facts
 
 
-def _markdown(facts: JsonDict, stages: JsonDict, contributions: list[JsonDict], evaluation: JsonDict) -> str:
+def write_empty_report(out: Path, config: JsonDict, stages: JsonDict) -> JsonDict:
+    """The report of a loop whose analyst found nothing that can be used; returns its facts."""
+    facts: JsonDict = {"bank_sha256": None, "selected": [], "gate_rollouts": 0, "evaluation": None}
+    write_json_atomic(out / "report.json", {"config": config, "stages": stages, **facts})
+    text = (
+        f"{_built(stages)}\n\nNo usable skill came out, so nothing was gated and no bank was made; "
+        "what was in use stays in use. More episodes, or another analyst, would help.\n"
+    )
+    (out / "report.md").write_text(text, encoding="utf-8")
+    return facts
+
+
+def _built(stages: JsonDict) -> str:
     built = stages.get("candidates") or {}
-    lines = [
+    rejected = ", ".join(f"{reason} {count}" for reason, count in (built.get("rejected") or {}).items())
+    return (
         f"{built.get('episodes')} episodes gave {built.get('cards')} cards, {built.get('clusters')} clusters and "
-        f"{built.get('candidates')} candidates; rejected: {built.get('rejected') or 'none'}.",
+        f"{built.get('candidates')} candidates; rejected: {rejected or 'none'}."
+    )
+
+
+def _markdown(facts: JsonDict, stages: JsonDict, contributions: list[JsonDict], evaluation: JsonDict) -> str:
+    lines = [
+        _built(stages),
         f"The gate played {facts['gate_rollouts']} rollouts; planned, it could see effects from "
         f"{facts['minimum_detectable_effect']:.3f} on.",
         "",

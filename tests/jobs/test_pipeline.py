@@ -13,6 +13,7 @@ import pytest
 from jobs.pipeline import STAGES, Pipeline, load_pipeline
 from learners.selector import SelectorConfig, TrainedSelector, clone_set
 from rayrl.errors import ConfigError, RunConflictError, UserError
+from rayrl.schemas import ModelOutput
 from rayrl.skills.bank import load_snapshot
 from rayrl.skills.outcome_model import fit_outcome_model
 from rayrl.traces.store import RunReader
@@ -218,6 +219,45 @@ def test_an_incomplete_stage_stops_what_follows(shop: Path, tmp_path: Path, monk
         pipeline.run()
     assert pipeline.stages.ran == ["rollouts", "diagnosis", "candidates"]
     assert not (tmp_path / "p" / "skillbank.snapshot.json").exists()
+
+
+class Silent:
+    """An analyst that never writes a card."""
+
+    def __init__(self) -> None:
+        pass
+
+    def identity(self):
+        return {"kind": "silent"}
+
+    async def generate(self, messages, tools, *, seed):
+        return ModelOutput(content="I would have to think about that.")
+
+    async def aclose(self) -> None:
+        pass
+
+
+def test_an_analyst_that_gives_nothing_usable_ends_in_a_report_and_not_in_a_skill(
+    shop: Path, finished: Pipeline, tmp_path: Path
+):
+    model = tmp_path / "analyst.yaml"
+    model.write_text("model: {kind: 'tests.jobs.test_pipeline:Silent', name: silent}\n", encoding="utf-8")
+    out = tmp_path / "p"
+    shutil.copytree(finished.out, out)  # the same rollouts, and what another analyst led to
+    config = {"analyst": "llm", "analyst_config": str(model), "max_episodes": 4, "output": str(out)}
+    pipeline = pipeline_of(shop, **config)
+    pipeline.run()
+    assert pipeline.stages.ran == ["candidates", "report"]
+    built = pipeline.stages.facts("candidates")
+    assert built is not None and built["candidates"] == built["active"] == 0
+    assert built["rejected"] == {"model: no_tool_call": built["episodes"]}
+    text = (out / "report.md").read_text()
+    assert f"model: no_tool_call {built['episodes']}" in text and "nothing was gated" in text
+    assert json.loads((out / "report.json").read_text())["selected"] == []
+    assert not (out / "evaluation.json").exists()
+    again = pipeline_of(shop, **config)
+    again.run()
+    assert again.stages.ran == []
 
 
 def kill(stage: str, when: str, config: Path) -> None:
