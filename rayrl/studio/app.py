@@ -116,11 +116,15 @@ def _errors(app: FastAPI) -> None:
         ]
         text = "; ".join(f"{item['field']}: {item['message']}" for item in found[:5])
         broken = any(item["type"] == "json_invalid" for item in details)
+        if details and all(item["loc"][:1] == ("path",) for item in details) and shell.wants_page(request):
+            return _body(request, 404, "Invalid", text, found)  # an id of another form names nothing either
         return _body(request, 400 if broken else 422, "Invalid", text, found)
 
     async def http_error(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+        if status == 405 and request.method == "GET" and shell.wants_page(request):
+            status, headers = 404, {}  # whoever looks at a page needs not know that a form could be sent there
         return _body(request, status, "Http", str(getattr(error, "detail", error)), headers=headers)
 
     async def unusable(request: Request, error: Exception) -> Response:

@@ -19,8 +19,10 @@ from rayrl.studio.pages.workbench.analysis import bootstrap, f1s, kappas, rules
 from rayrl.studio.pages.workbench.common import shown_status
 from rayrl.studio.pages.workbench.comparing import difference, sentence
 from rayrl.studio.pages.workbench.lists import make_sample
+from rayrl.studio.pages.workbench.said import said as in_words
 from rayrl.workbench.launcher import Supervisor
 from rayrl.workbench.metrics import kappa
+from rayrl.workbench.readers.rows import Table, unique_columns
 from rayrl.workbench.results import Filter, counts, neighbours, page
 from rayrl.workbench.reviews import list_reviews
 from rayrl.workbench.samples import SKILL, sample_file, skill_folder
@@ -93,7 +95,7 @@ def test_overview_shows_figures_with_their_intervals(studio):
     metrics = studio.client.get(f"/api/evaluations/{studio.first}/metrics").json()["overall"]
     accuracy = metrics["accuracy"]
     assert f"{100 * accuracy['value']:.1f} %" in text
-    assert f"95 %: {100 * accuracy['low']:.1f} – {100 * accuracy['high']:.1f}" in text
+    assert f"95 %: {100 * accuracy['low']:.1f} to {100 * accuracy['high']:.1f}" in text
     assert text.count('class="whisker"') > 10
     for row in metrics["confusion"]["matrix"]:
         for n in row:
@@ -425,7 +427,7 @@ def test_forms_of_other_origins_are_refused(studio):
 
 def test_missing_things_are_pages(studio):
     for url in ("ex_0000000000000000", "ex_0000000000000000/cases", "nonsense"):
-        text = studio.get(f"/workbench/experiments/{url}", 404 if url.startswith("ex_") else 422)
+        text = studio.get(f"/workbench/experiments/{url}", 404)
         assert "<nav" in text and "problem" in text
     studio.get(f"/workbench/experiments/{studio.first}/cases/99999", 404)
     studio.get("/workbench/datasets/ds_0000000000000000", 404)
@@ -516,10 +518,37 @@ def test_versions_can_be_told_apart_and_equal_contents_are_one_choice(studio):
 
 def test_addresses_that_lead_nowhere_are_said_in_plain_words(studio):
     base = f"/workbench/experiments/{studio.first}"
-    assert "There is no such page" in studio.get(f"{base}/figures?lang=en", 405)
-    text = studio.get("/workbench/experiments/ex_1?lang=en", 422)
+    assert "There is no such page" in studio.get(f"{base}/figures?lang=en", 404)
+    text = studio.get("/workbench/experiments/ex_1?lang=en", 404)
     assert "a mistyped or shortened id" in text and "String should match" not in text
-    assert "地址中有一部分不正确" in studio.get("/workbench/experiments/ex_1?lang=zh", 422)
+    assert "地址中有一部分不正确" in studio.get("/workbench/experiments/ex_1?lang=zh", 404)
+    assert studio.client.get("/api/evaluations/ex_1").status_code == 422
+
+
+def test_what_readers_say_is_said_in_the_language_of_the_page(studio):
+    name, data = sample_file("csv", 20)
+    location = studio.post("/workbench/datasets", files={"file": (name, data)})
+    chinese = studio.get(f"{location}?lang=zh")
+    assert "已按 GB18030 读取" in chinese and "read as GB18030" not in chinese and "第 2 行" in chinese
+    assert "it was read as GB18030" in studio.get(f"{location}?lang=en")
+    case = f"/workbench/experiments/{studio.first}/cases/3"
+    assert "结论已记录" in studio.get(f"{case}?lang=zh") and "The verdict was recorded." in studio.get(
+        f"{case}?lang=en"
+    )
+    table = Table("csv", [], [], [])
+    unique_columns(["a", "a"], table.warnings)
+    zh, en = translator("zh"), translator("en")
+    assert (
+        in_words(zh, table.warnings[0]).startswith("第 2 列") and in_words(en, table.warnings[0]) == table.warnings[0]
+    )
+    assert in_words(zh, "anything else") == "anything else"
+
+
+def test_an_upload_without_a_file_says_so(studio):
+    for sent in ({"data": {"x": "1"}}, {"files": {"file": ("", b"")}}, {"data": {"file": "text"}}):
+        for language, wanted in (("en", "Choose a file first."), ("zh", "请先选择文件")):
+            answer = studio.client.post(f"/workbench/datasets?lang={language}", headers=HTML, **sent)
+            assert answer.status_code == 422 and wanted in answer.text, answer.text[-500:]
 
 
 def test_overview_and_comparison_lead_to_exports_and_terms(studio):

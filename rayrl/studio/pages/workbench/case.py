@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 from urllib.parse import quote
 
@@ -25,6 +26,7 @@ from rayrl.studio.pages.workbench.common import (
     whole,
 )
 from rayrl.studio.pages.workbench.record import record_of
+from rayrl.studio.pages.workbench.said import said
 from rayrl.workbench.results import Filter, case_detail, listed, neighbours
 from rayrl.workbench.results import page as result_page
 from rayrl.workbench.reviews import VERDICTS, StaleReviewError, add_review
@@ -92,6 +94,7 @@ def render(
     return page(
         request,
         "workbench/case.html",
+        said=partial(said, texts(request)),
         status=status,
         **top,
         **detail,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, File, Request, Response, UploadFile
@@ -14,6 +15,7 @@ from rayrl.schemas import JsonDict
 from rayrl.studio.context import Context, Ctx
 from rayrl.studio.pages.shell import back, page, texts
 from rayrl.studio.pages.workbench.common import concurrency_of, field, form_of, made_once, url, whole
+from rayrl.studio.pages.workbench.said import said
 from rayrl.workbench.experiments import Params
 from rayrl.workbench.mapping import DEFAULT_LABELS, TARGETS, FieldRule, MappingProfile
 from rayrl.workbench.readers.rows import Options
@@ -40,11 +42,13 @@ def new(request: Request, ctx: Ctx) -> Response:
 
 
 @router.post("/workbench/datasets")
-def upload(request: Request, ctx: Ctx, file: Annotated[UploadFile, File()]) -> Response:
+def upload(request: Request, ctx: Ctx, file: Annotated[UploadFile | str | None, File()] = None) -> Response:
     """Keep a file; nothing is mapped yet."""
-    data = file.file.read(ctx.config.max_upload_mb * 1024 * 1024 + 1)
     try:
-        kept = ctx.bench.uploads.add(file.filename or "upload", data)
+        if file is None or isinstance(file, str) or not file.filename:
+            raise DataError(texts(request)("workbench.no_file"))
+        data = file.file.read(ctx.config.max_upload_mb * 1024 * 1024 + 1)
+        kept = ctx.bench.uploads.add(file.filename, data)
     except DataError as error:
         rows = ctx.bench.datasets.all()[:20]
         facts: JsonDict = {"datasets": rows, "limit": ctx.config.max_upload_mb, "problem": str(error)}
@@ -104,6 +108,7 @@ def show_mapping(
     kept = bench.uploads.get(upload_id)
     options = options_of(fields)
     facts: JsonDict = {"upload": kept, "options": options, "encodings": ENCODINGS, "targets": TARGETS}
+    facts["said"] = partial(said, texts(request))
     facts |= {"profiles": sorted({row["name"] for row in bench.datasets.profiles()}), "drift": None}
     facts["name"] = str(fields.get("name") or "") or kept["file_name"].rsplit(".", 1)[0]
     facts["profile_name"] = str(fields.get("profile_name") or "") or saved_profile

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -15,6 +16,7 @@ from rayrl.studio.context import Context, Ctx
 from rayrl.studio.pages.shell import back, page, texts, url_with
 from rayrl.studio.pages.workbench.analysis import headlines
 from rayrl.studio.pages.workbench.common import field, form_of, made_once, parts, url
+from rayrl.studio.pages.workbench.said import said
 from rayrl.studio.requests import DatasetId
 from rayrl.workbench import tables
 from rayrl.workbench.experiments import STATES
@@ -115,6 +117,7 @@ def dataset(
         "workbench/dataset.html",
         dataset=found,
         cases=cases,
+        said=partial(said, texts(request)),
         used=used,
         start=cursor,
         next_url=url_with(request, cursor=cursor + ROWS) if more else None,
