@@ -21,28 +21,40 @@ def num(value: Any, digits: int = 2) -> str:
 
 def points(value: float | None) -> str:
     """A difference of rates in percentage points, with its sign: ``+3.4``."""
-    return DASH if value is None else f"{100 * value:+.1f}".replace("-", "−")
+    return DASH if value is None else f"{100 * value:+,.1f}".replace("-", "−")
 
 
 def signed(value: float | None, digits: int = 3) -> str:
     """A difference with its sign."""
-    return DASH if value is None else f"{value:+.{digits}f}".replace("-", "−")
+    return DASH if value is None else f"{value:+,.{digits}f}".replace("-", "−")
 
 
-def span(rate: dict[str, Any] | None, *, scale: str = "pct") -> str:
-    """The interval of a rate: ``89.6 – 94.0`` in per cent, or as plain numbers."""
+def between(low: str, high: str, lang: str = "en") -> str:
+    """An interval, in words, since a dash beside a minus is hard to read: ``−2.5 to 0.3``."""
+    return f"{low} 至 {high}" if lang == "zh" else f"{low} to {high}"
+
+
+def span(rate: dict[str, Any] | None, *, scale: str = "pct", lang: str = "en") -> str:
+    """The interval of a rate: ``89.6 to 94.0`` in per cent, or as plain numbers."""
     if not rate or rate.get("low") is None or rate.get("high") is None:
         return ""
     if scale == "pct":
-        return f"{100 * rate['low']:.1f} – {100 * rate['high']:.1f}".replace("-", "−")
-    return f"{rate['low']:.2f} – {rate['high']:.2f}".replace("-", "−")
+        return between(num(100 * float(rate["low"]), 1), num(100 * float(rate["high"]), 1), lang)
+    return between(num(float(rate["low"])), num(float(rate["high"])), lang)
 
 
-def span_points(rate: dict[str, Any] | None) -> str:
+def span_signed(rate: dict[str, Any] | None, digits: int = 3, *, lang: str = "en") -> str:
+    """The interval of a difference with signs; empty where there is none."""
+    if not rate or rate.get("low") is None or rate.get("high") is None:
+        return ""
+    return between(signed(rate["low"], digits), signed(rate["high"], digits), lang)
+
+
+def span_points(rate: dict[str, Any] | None, *, lang: str = "en") -> str:
     """The interval of a difference of rates, in percentage points with signs."""
     if not rate or rate.get("low") is None:
         return ""
-    return f"{points(rate['low'])} – {points(rate['high'])}"
+    return between(points(rate["low"]), points(rate["high"]), lang)
 
 
 def pvalue(value: float | None) -> str:
@@ -90,4 +102,6 @@ def clip(value: str | None, length: int = 200) -> str:
     return value if len(value) <= length else value[: length - 1] + "…"
 
 
-FILTERS = {f.__name__: f for f in (pct, num, points, signed, span, span_points, pvalue, secs, size, when, short, clip)}
+FILTERS = {f.__name__: f for f in (pct, num, points, signed, pvalue, secs, size, when, short, clip)}
+SPANS = {f.__name__: f for f in (span, span_points, span_signed)}
+"""Those that take the language of the page."""

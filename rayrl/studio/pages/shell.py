@@ -77,6 +77,7 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     made.filters |= formats.FILTERS
+    made.filters |= {name: _in_language(made_by) for name, made_by in formats.SPANS.items()}
     made.filters["pretty"] = lambda value: json.dumps(value, ensure_ascii=False, indent=1, default=str)
     made.filters["compact"] = lambda value: json.dumps(value, ensure_ascii=False, default=str)
     made.filters["unquoted"] = unquote
@@ -130,6 +131,16 @@ def url_with(request: Request, **changes: Any) -> str:
     ]
     kept += [(k, str(v)) for k, v in changes.items() if v is not None]
     return request.url.path + (f"?{urlencode(kept)}" if kept else "")
+
+
+def _in_language(made_by: Callable[..., str]) -> Callable[..., str]:
+    """A filter that is told the language of the page it is used on."""
+
+    @jinja2.pass_context
+    def in_language(context: jinja2.runtime.Context, *values: Any, **more: Any) -> str:
+        return made_by(*values, **more, lang=context.get("lang", "en"))
+
+    return in_language
 
 
 def page(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:

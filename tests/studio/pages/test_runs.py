@@ -155,7 +155,7 @@ def test_label_rates_are_those_of_the_evaluation(root, client):
         assert (link in page) == bool(item["episodes"]), name
         if item["episodes"]:
             row = page.partition(link)[2].partition("</tr>")[0]
-            assert f"{100 * item['low']:.1f} – {100 * item['high']:.1f}" in row
+            assert f"{100 * item['low']:.1f} to {100 * item['high']:.1f}" in row
 
 
 # ---- pages ----------------------------------------------------------------------------------------------------------

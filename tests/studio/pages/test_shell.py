@@ -86,8 +86,16 @@ def test_plural_places_and_unknown_keys():
 
 def test_numbers():
     assert formats.pct(0.9214) == "92.1 %" and formats.pct(None) == "–"
-    assert formats.pct(-0.95, 0) == "−95 %" and formats.span({"low": -0.1, "high": 0.1}) == "−10.0 – 10.0"
-    assert formats.points(-0.034) == "−3.4" and formats.span({"low": 0.1, "high": 0.25}) == "10.0 – 25.0"
+    assert formats.pct(-0.95, 0) == "−95 %" and formats.span({"low": -0.1, "high": 0.1}) == "−10.0 to 10.0"
+    assert (
+        formats.signed(-10195.66, 1) == "−10,195.7"
+        and formats.span({"low": 1e4, "high": 2e4}, scale="plain") == "10,000.00 to 20,000.00"
+    )
+    assert formats.span_signed({"low": -18560.3, "high": -2265.5}, 1) == "−18,560.3 to −2,265.5"
+    assert formats.span_signed({"low": None, "high": None}) == "" and "至" in formats.span(
+        {"low": 0, "high": 1}, lang="zh"
+    )
+    assert formats.points(-0.034) == "−3.4" and formats.span({"low": 0.1, "high": 0.25}) == "10.0 to 25.0"
     assert formats.span({"value": None, "low": None, "high": None}) == ""
     assert formats.num(12345) == "12,345" and formats.pvalue(1e-9) == "p < 0.0001"
     assert [formats.secs(v) for v in (0.0123, 3.14, 600, 9000)] == ["12 ms", "3.1 s", "10 min", "2.5 h"]

@@ -28,7 +28,7 @@ def test_trainings_are_listed_the_broken_one_with_its_problem(client):
 
 def test_a_training_has_intervals_where_there_are_some_and_says_where_not(client):
     quick = main(client, "/training/quick")
-    assert "5.40 – 7.40" in quick and "+0.10 – +0.70" in quick and "no clear difference" in quick
+    assert "5.40 to 7.40" in quick and "+0.10 to +0.70" in quick and "no clear difference" in quick
     trained = main(client, "/training/trained")
     assert "there are no intervals here" in trained and "collapsed at update 30" in trained
     shown = {f["data"][0].get("name") for f in charts(trained)}
@@ -75,7 +75,7 @@ def test_the_matrix_is_antisymmetric_and_readable_without_colour(client, root):
     assert (back["only_row"], back["only_column"]) == (2, 9)
     assert contest.hub == "sft_trace"  # nothing else was compared, so it is a list and no matrix
     page = main(client, "/arena/crossfit/cf")
-    assert "<b>+1.60</b>" in page and "+1.30 – +1.90" in page and "▲" in page and "no clear difference" in page
+    assert "<b>+1.60</b>" in page and "+1.30 to +1.90" in page and "▲" in page and "no clear difference" in page
     assert "SFT + TRACE is ahead" in page and re.search(r"Clearly better than:\s+tuned threshold", page)
     assert re.search(r"Not clearly better than:\s+SFT\.", page)
     main(client, "/arena/crossfit/cf?split=nothing", 404)
@@ -97,7 +97,7 @@ def test_the_arena_and_the_comparison_have_the_same_interval(client):
     url = next(u for u in re.findall(r"/arena/runs/\w+", main(client, "/arena")))
     arena = main(client, f"{url}?metric=reward")
     span = re.search(r"compare\?a=worse&amp;b=better.*?<small>(.*?)</small>", arena, re.S)[1]
-    low, high = span.split(" – ")
+    low, high = span.split(" to ")
     page = client.get("/runs/-/compare?a=worse&b=better&metric=reward").text
     assert f"95 % interval {low} to {high}" in page
 

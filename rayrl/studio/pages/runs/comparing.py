@@ -13,7 +13,7 @@ from rayrl.evaluation.statistics import LEVEL
 from rayrl.schemas import JsonDict
 from rayrl.studio.pages.apart import apart
 from rayrl.studio.pages.background import AWAY, BACKGROUND
-from rayrl.studio.pages.format import clip
+from rayrl.studio.pages.format import clip, num, signed
 from rayrl.studio.pages.language import Translate
 from rayrl.studio.pages.places import guarded
 from rayrl.studio.pages.runs.index import LARGE, RunIndex
@@ -67,13 +67,13 @@ def answer(t: Translate, found: JsonDict) -> tuple[str, str]:
     if item is None or pairing["pairs"] == 0 or difference.get("mean") is None:
         return "nothing", t("runs.answer.nothing", **names)
     facts = names | {
-        "mean_a": f"{item['mean_a']:.3f}",
-        "mean_b": f"{item['mean_b']:.3f}",
-        "difference": _signed(difference["mean"]),
+        "mean_a": num(float(item["mean_a"]), 3),
+        "mean_b": num(float(item["mean_b"]), 3),
+        "difference": signed(difference["mean"]),
     }
     if difference["low"] is None:
         return "one", t("runs.answer.one", **facts)
-    facts |= {"low": _signed(difference["low"]), "high": _signed(difference["high"])}
+    facts |= {"low": signed(difference["low"]), "high": signed(difference["high"])}
     if difference["low"] > 0 or difference["high"] < 0:
         better = (difference["mean"] > 0) != (metric in LOWER_IS_BETTER)
         kind = "better" if better else "worse"
@@ -84,11 +84,7 @@ def answer(t: Translate, found: JsonDict) -> tuple[str, str]:
         return kind, t(f"runs.answer.{kind}", **facts, upper=f"{100 * upper:.1f} %")
     mde = item.get("minimum_detectable_effect")
     text = t("runs.answer.unclear", **facts)
-    return "unclear", text + (t("runs.answer.unseen", effect=f"{mde:.3f}") if mde is not None else "")
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.3f}".replace("-", "−")
+    return "unclear", text + (t("runs.answer.unseen", effect=num(float(mde), 3)) if mde is not None else "")
 
 
 def metric_rows(found: JsonDict) -> list[JsonDict]:
