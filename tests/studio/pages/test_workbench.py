@@ -297,6 +297,14 @@ def test_a_concurrency_out_of_bounds_is_an_error_that_names_them(studio):
     assert f"/{made}/concurrency" in studio.get(f"/workbench/experiments/{made}")
 
 
+def test_badge_and_passing_notes_go_when_the_work_has_ended(studio):
+    text = studio.get(f"/workbench/experiments/{studio.first}?note=resume&lang=en")
+    assert '<div id="note" data-live></div>' in text and '<span id="badge-workbench" data-live></span>' in text
+    assert "Cloned and started" in studio.get(f"/workbench/experiments/{studio.first}?note=cloned&lang=en")
+    made = studio.bench.experiments.clone(studio.first, {"name": "noted"})["id"]
+    assert "Goes on." in studio.get(f"/workbench/experiments/{made}?note=resume&lang=en")
+
+
 def test_what_an_address_names_and_is_not_there_is_said(studio):
     for name, said in (("dataset", "There is no data set nope"), ("snapshot", "There is no Skill snapshot nope")):
         assert said in studio.get(f"/workbench/configure?{name}=nope&lang=en", 422)

@@ -17,6 +17,7 @@ from rayrl.studio.pages.language import Translate
 from rayrl.studio.pages.shell import back, page, texts, url_with
 from rayrl.studio.pages.workbench.analysis import files_read, headlines, overview, rules
 from rayrl.studio.pages.workbench.common import (
+    ENDED,
     FILTERS,
     ExperimentId,
     concurrency_of,
@@ -45,6 +46,8 @@ Cursor = Annotated[str, Query(max_length=100)]
 Ref = Annotated[str, Query(max_length=4000)]
 ROWS = 50
 TOP_RULES = 12
+PASSING = ("start", "resume", "pause", "retry", "concurrency")
+"""Notes that hold only until the experiment has ended."""
 
 
 @router.get(BASE)
@@ -52,6 +55,8 @@ def show(request: Request, ctx: Ctx, experiment_id: ExperimentId, view: View = "
     """The overview: progress, figures with their intervals, confusion matrix, distribution, domains."""
     t = texts(request)
     top = head(ctx, t, experiment_id, "overview")
+    if top["experiment"]["state"] in ENDED and request.query_params.get("note") in PASSING:
+        top["note"] = ""
     found = overview(ctx, top["experiment"], view)
     worst = rules(ctx, top["experiment"])
 
