@@ -164,7 +164,7 @@ def partner(run: JsonDict, others: list[JsonDict]) -> str:
 
 
 def jobs_of(path: Path) -> frozenset[Any]:
-    """(task, sample, split) of every planned episode of a run; empty where its manifest is missing or damaged."""
+    """(catalogue, task, sample, split) of a run's planned episodes; empty where its manifest is missing or damaged."""
     try:
         stat = (path / MANIFEST).stat()
     except OSError:
@@ -176,7 +176,9 @@ def jobs_of(path: Path) -> frozenset[Any]:
 @lru_cache(maxsize=128)
 def _jobs(path: Path, mtime_ns: int, size: int) -> frozenset[Any]:
     manifest = read_manifest(path) or {}
-    return frozenset((job[0], job[1], job[3]) for job in manifest["semantic"]["jobs"])
+    semantic = manifest["semantic"]
+    world = (semantic.get("environment") or {}).get("catalogue_sha256")
+    return frozenset((world, job[0], job[1], job[3]) for job in semantic["jobs"])
 
 
 def lacking(run: JsonDict, index: RunIndex) -> bool:
