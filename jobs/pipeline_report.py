@@ -17,6 +17,7 @@ from rayrl.traces.store import RunReader
 PAIRS = (
     ("selected", "none"),
     ("all", "none"),
+    ("all", "selected"),
     ("learned", "none"),
     ("learned", "all"),
     ("learned", "selected"),
