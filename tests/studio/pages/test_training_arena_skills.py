@@ -149,8 +149,8 @@ def test_two_banks_differ_in_words(client):
 
 def test_a_gate_shows_each_effect_with_its_interval(client):
     page = main(client, "/skills/gates/pipeline~gate")
-    assert "▲ +0.100" in page and "+0.050 – +0.150" in page and "= −0.100" in page
-    assert "−1.000 – +1.000" in main(client, "/skills/gates/pipeline~gate?metric=r_option")
+    assert "▲ +0.100" in page and "+0.050 to +0.150" in page and "= −0.100" in page
+    assert "−1.000 to +1.000" in main(client, "/skills/gates/pipeline~gate?metric=r_option")
     main(client, "/skills/gates/pipeline~gate?metric=nothing", 404)
     main(client, "/skills/gates/worse", 422)
 
@@ -159,11 +159,15 @@ def test_a_gate_says_how_it_selects_and_what_its_figures_mean(root, client):
     path = root / "pipeline" / "gate" / "contributions.json"
     before = path.read_text()
     found = json.loads(before)
-    looks = [{"pairs": 50, "accepted": [], "open": ["first"]}, {"pairs": 90, "accepted": ["first"], "open": []}]
+    looks = [
+        {"pairs": 50, "accepted": [], "open": ["first"], "dropped": ["bad"]},
+        {"pairs": 90, "accepted": ["first"], "open": []},
+    ]
     figures = {"refit_spearman": 0.3, "reliability": None, "split_half_spearman": 0.4}
     try:
         path.write_text(json.dumps(found | {"looks": looks, "stability": figures}))
         english = main(client, "/skills/gates/pipeline~gate?lang=en")
+        assert '<td class="wrap">bad</td>' in english and "Dropped as harmful" in english
         assert "look 2, after 90 pairs" in english and "Benjamini-Hochberg" in english
         assert "This gate looked 2 times" in english and "was not confirmed on other tasks" in english
         chinese = main(client, "/skills/gates/pipeline~gate?lang=zh")
