@@ -299,7 +299,7 @@ def test_a_concurrency_out_of_bounds_is_an_error_that_names_them(studio):
 
 def test_badge_and_passing_notes_go_when_the_work_has_ended(studio):
     text = studio.get(f"/workbench/experiments/{studio.first}?note=resume&lang=en")
-    assert '<div id="note" data-live></div>' in text and '<span id="badge-workbench" data-live></span>' in text
+    assert '<div id="said" data-live></div>' in text and '<span id="badge-workbench" data-live></span>' in text
     assert "Cloned and started" in studio.get(f"/workbench/experiments/{studio.first}?note=cloned&lang=en")
     made = studio.bench.experiments.clone(studio.first, {"name": "noted"})["id"]
     assert "Goes on." in studio.get(f"/workbench/experiments/{made}?note=resume&lang=en")
