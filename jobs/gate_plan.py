@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from rayrl.errors import ConfigError, UserError
 from rayrl.schemas import EpisodeJob, JsonDict, episode_seed
 from rayrl.settings import RunConfig
 from rayrl.skills.bank import SkillBank, load_snapshot
+from rayrl.skills.firewall import Protected, inspect
 from rayrl.skills.gate import can_screen, check_plan
 from rayrl.skills.providers import BankEntry, MaskedSkills
 from rayrl.skills.rule import GateRule, Look, unit_order
@@ -83,11 +85,22 @@ class Plan:
         }
 
 
+def _refuse_leaks(bank: str, entries: Sequence[BankEntry]) -> None:
+    """A skill that looks as if it held an answer would help for the wrong reason; whoever wrote the bank."""
+    for entry in entries:
+        if reasons := inspect(entry.content, Protected()).reasons:
+            raise UserError(
+                f"{bank}: skill {entry.skill_id!r} {reasons[0]}; `rayrl skills check` lists all of them. Edit or "
+                "reject it (`rayrl skills review`), then gate the new snapshot"
+            )
+
+
 def plan_gate(config: GateConfig, run: RunConfig, base: Path) -> Plan:
     """Work out a gate and refuse what cannot work, without playing anything.
 
     Raises:
-        UserError: no checkpoint id, no skills, too few tasks, an effect that cannot be seen.
+        UserError: no checkpoint id, no skills, one that gives answers away, too few tasks, an effect that cannot be
+            seen.
         DataError: masks that do not tell the chunks apart.
     """
     if run.model.checkpoint_id is None:
@@ -99,6 +112,7 @@ def plan_gate(config: GateConfig, run: RunConfig, base: Path) -> Plan:
     entries = bank.active()
     if not entries:
         raise UserError(f"{config.bank}: the bank has no active skill to judge")
+    _refuse_leaks(config.bank, entries)
     manifest = load_split_manifest(resolve_resource(run.tasks.manifest, base))
     split = manifest.split(config.split)
     if split.role == "test":

@@ -385,4 +385,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # by its own name: what Tune sends to its workers must be found there, and __main__ is another module there
+    from jobs import sweep
+
+    sys.exit(sweep.main())

@@ -140,6 +140,7 @@ CONTEXTS = {
     "skills.mask_seed": "masked",
     "skills.inclusion": "masked",
     "skills.flip": "masked",
+    "skills.without": "masked",
     "skills.options": "own_skills",
     "environment[shop].embedded.generate": "shop_generated",
     "environment[shop].embedded.seed": "shop_generated",
@@ -166,6 +167,7 @@ VALUES: dict[str, Any] = {
     "skills.kind": "tests.doubles:OptionSkills",
     "skills.path": "other_bank.json",
     "skills.flip": ["a"],
+    "skills.without": ["a"],
     "execution.max_cost": 3.0,
 }
 """Values that the type alone does not tell."""
@@ -245,7 +247,7 @@ SEMANTIC = """
         pagination habit obeys_skills noise protocol_noise
     model.local: context
     prompt: file history last_n
-    skills: kind path max_skills mask_seed inclusion flip options
+    skills: kind path max_skills mask_seed inclusion flip without options
     runtime: max_actions max_episode_tokens
 """
 """What a run *is*. Changing a line here changes which old runs can be resumed and compared."""

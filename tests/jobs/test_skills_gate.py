@@ -225,6 +225,11 @@ def test_what_cannot_work_is_refused_before_anything_is_played(shop: Path, tmp_p
     (empty / "bank.json").write_text(json.dumps(bank))
     with pytest.raises(UserError, match="no active skill"):
         plan(bank=str(empty / "bank.json"))
+    leaky = tmp_path / "leaky"
+    leaky.mkdir()
+    write_bank(leaky, {"fine": "Compare the price.", "leaky": "Compare, then buy B07XJ8C8F5 first."})
+    with pytest.raises(UserError, match=r"skill 'leaky' looks like a product id.*skills review"):
+        plan(bank=str(leaky / "bank.json"))
     assert plan().detectable > plan(rule={"stages": [4.0], "spending": [1.0]}).detectable
 
 
