@@ -9,6 +9,7 @@ import numpy as np
 import orjson
 
 from rayrl.evaluation.paired import paired_difference
+from rayrl.evaluation.statistics import cluster_bootstrap, group, wilson
 from rayrl.schemas import EpisodeJob, JsonDict
 from rayrl.skills.validation import read_arm
 from rayrl.traces.manifest import write_json_atomic
@@ -34,9 +35,14 @@ def compare_arms(folders: dict[str, Path], jobs: Sequence[EpisodeJob], good: set
     table: JsonDict = {}
     for name, arm in arms.items():
         values = [arm.metrics[k] for k in keys]
+        reward, success = cluster_bootstrap(
+            [group([v.get(metric, np.nan) for v in values], clusters) for metric in ("reward", "r_success")]
+        )
         table[name] = {
-            "reward": float(np.mean([v["reward"] for v in values])),
-            "success": float(np.mean([v.get("r_success", float("nan")) for v in values])),
+            "reward": reward.mean,
+            "reward_interval": [reward.low, reward.high],
+            "success": success.mean,
+            "success_interval": [success.low, success.high],
             "injected_tokens": float(np.mean([v["injected_tokens"] for v in values])),
             "injected_skills": float(np.mean([v["injected_skills"] for v in values])),
             "wrong_injections": _wrong(folders[name], good),
@@ -124,14 +130,29 @@ def _markdown(facts: JsonDict, stages: JsonDict, contributions: list[JsonDict], 
     ]
     for name, arm in evaluation["arms"].items():
         lines.append(
-            f"| {name} | {arm['reward']:.3f} | {arm['success']:.3f} | {arm['injected_tokens']:.0f} | "
+            f"| {name} | {_figure(arm, 'reward')} | {_figure(arm, 'success')} | {arm['injected_tokens']:.0f} | "
             f"{arm['injected_skills']:.1f} | {arm['wrong_injections']:.1f} |"
         )
     lines += ["", "| paired difference | reward | 95 % interval |", "|---|---|---|"]
     for name, pair in evaluation["pairs"].items():
         d = pair["difference"]
         lines.append(f"| {name} | {d['mean']:+.3f} | {d['low']:+.3f} to {d['high']:+.3f} |")
+    if any(pair["difference"]["low"] == pair["difference"]["high"] for pair in evaluation["pairs"].values()):
+        bound = wilson(0, evaluation["tasks"])[1]
+        lines += [
+            "",
+            f"Where an interval has no width, no task differs. That {evaluation['tasks']} tasks do not differ "
+            f"means that up to {bound:.1%} of all tasks may (Wilson, 95 %).",
+        ]
     return "\n".join(lines) + "\n"
+
+
+def _figure(arm: JsonDict, name: str) -> str:
+    """A mean and its interval over tasks."""
+    if arm[name] is None:
+        return "-"
+    low, high = arm[f"{name}_interval"]
+    return f"{arm[name]:.3f}" + ("" if low is None else f" [{low:.3f}, {high:.3f}]")
 
 
 def _selector(facts: JsonDict) -> list[str]:

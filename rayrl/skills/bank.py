@@ -203,7 +203,7 @@ def load_snapshot(path: Path) -> SkillBank:
     claimed = raw.get("snapshot_sha256")
     if claimed is not None and claimed != bank.sha256:
         raise DataError(
-            f"skill bank {path}: its content hashes to {bank.sha256[:12]}, but it says {str(claimed)[:12]}: the file "
+            f"skill bank {path}: its content hashes to {bank.sha256}, but it says {str(claimed)[:80]}: the file "
             "was edited. Make changes with `rayrl skills review`, which writes a new snapshot"
         )
     return bank

@@ -213,7 +213,8 @@ def skills(path: Path, slug: str, name: str) -> Contest:
             "success": _proportion(item.get("success"), result.get("episodes")),
             "injected_tokens": item.get("injected_tokens"),
         }
-        versions.append(Version(arm, {"value": item["reward"], "low": None, "high": None}, more=more))
+        low, high = item.get("reward_interval") or (None, None)
+        versions.append(Version(arm, {"value": item["reward"], "low": low, "high": high}, more=more))
     cells = {}
     for label, pair in result["pairs"].items():
         a, _, b = label.partition(" - ")
