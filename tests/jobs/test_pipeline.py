@@ -191,6 +191,7 @@ def test_an_overeager_selector_is_caught_and_killed_checks_are_not_played_again(
     assert "It is not confirmed" in text and f"| {check['tries'][0]['chunk']} |" in text
 
 
+@pytest.mark.slow
 def test_without_confirmation_the_report_says_so(shop: Path, finished: Pipeline, tmp_path: Path):
     out = after_the_gate(finished, tmp_path)
     pipeline = pipeline_of(shop, output=str(out), selector_check=None, unseen_tasks=4)

@@ -101,6 +101,7 @@ def test_bare_and_masked_pairs_give_the_textbook_estimate(bare_gate: Path):
     assert [r["standard_error"] for r in report["contributions"]] == pytest.approx(list(expected.se), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_a_finished_bare_run_is_reused_as_second_or_third_arm(shop: Path, bare_gate: Path, tmp_path: Path):
     bare = str(bare_gate / "runs" / "g-s0-bare")
     again = gate_of(shop, tmp_path / "a", rule=SINGLE, confirm_split=None, bare_run_dir=bare).run()
@@ -233,6 +234,7 @@ def test_what_cannot_work_is_refused_before_anything_is_played(shop: Path, tmp_p
     assert plan().detectable > plan(rule={"stages": [4.0], "spending": [1.0]}).detectable
 
 
+@pytest.mark.slow
 def test_an_incomplete_gate_says_so_leaves_no_bank_and_goes_on(shop: Path, tmp_path: Path, monkeypatch):
     out = tmp_path / "g"
     real = skill_runs.SkillRuns.run
@@ -253,6 +255,7 @@ def test_an_incomplete_gate_says_so_leaves_no_bank_and_goes_on(shop: Path, tmp_p
     assert gate.run()["status"] == "complete" and (out / SELECTED).exists()
 
 
+@pytest.mark.slow
 def test_a_harmful_chunk_is_dropped_by_a_look_and_a_killed_gate_goes_on_without_it(
     shop: Path, tmp_path: Path, monkeypatch
 ):

@@ -54,6 +54,7 @@ def fit(cfg, world):
     return learner
 
 
+@pytest.mark.slow
 def test_the_original_design_sft_reaches_the_oracle_seed_destroys_trace_keeps():
     world, cfg = scripted_world(), config()
     learner, player = make_learner(cfg, world)

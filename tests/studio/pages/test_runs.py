@@ -88,6 +88,7 @@ def test_index_grows_with_the_file_and_never_touches_the_run(tmp_path):
     assert sorted(p.name for p in run.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_a_large_file_is_read_in_a_process_of_its_own_and_the_index_is_the_same(tmp_path, monkeypatch):
     run = tmp_path / "run"
     write_run(run, TraceRecipe(tasks=6, samples=2, failure_rate=0.4))
