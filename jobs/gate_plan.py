@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from rayrl.errors import ConfigError, UserError
 from rayrl.schemas import EpisodeJob, JsonDict, episode_seed
 from rayrl.settings import RunConfig
 from rayrl.skills.bank import SkillBank, load_snapshot
-from rayrl.skills.firewall import Protected, inspect
+from rayrl.skills.firewall import leaks
 from rayrl.skills.gate import can_screen, check_plan
 from rayrl.skills.providers import BankEntry, MaskedSkills
 from rayrl.skills.rule import GateRule, Look, unit_order
@@ -85,16 +84,6 @@ class Plan:
         }
 
 
-def _refuse_leaks(bank: str, entries: Sequence[BankEntry]) -> None:
-    """A skill that looks as if it held an answer would help for the wrong reason; whoever wrote the bank."""
-    for entry in entries:
-        if reasons := inspect(entry.content, Protected()).reasons:
-            raise UserError(
-                f"{bank}: skill {entry.skill_id!r} {reasons[0]}; `rayrl skills check` lists all of them. Edit or "
-                "reject it (`rayrl skills review`), then gate the new snapshot"
-            )
-
-
 def plan_gate(config: GateConfig, run: RunConfig, base: Path) -> Plan:
     """Work out a gate and refuse what cannot work, without playing anything.
 
@@ -112,7 +101,12 @@ def plan_gate(config: GateConfig, run: RunConfig, base: Path) -> Plan:
     entries = bank.active()
     if not entries:
         raise UserError(f"{config.bank}: the bank has no active skill to judge")
-    _refuse_leaks(config.bank, entries)
+    for name, reasons in leaks({e.skill_id: e.content for e in entries}).items():
+        # whoever wrote the bank: it would help for the wrong reason
+        raise UserError(
+            f"{config.bank}: skill {name!r} {reasons[0]}; `rayrl skills check` lists all of them. Edit or reject it "
+            "(`rayrl skills review`), then gate the new snapshot"
+        )
     manifest = load_split_manifest(resolve_resource(run.tasks.manifest, base))
     split = manifest.split(config.split)
     if split.role == "test":

@@ -222,7 +222,6 @@ class Pipeline:
             },
             "gate": c.gate.semantic(),
             "selector": self._selector_inputs(),
-            "report": {"candidates": not self._nothing_to_gate()},
             "evaluation": {"unseen": [c.unseen_split, c.unseen_tasks, c.unseen_repeats], "top_k": c.top_k},
         }
         return {"name": c.name, **mine.get(name, {})}
@@ -360,11 +359,10 @@ class Pipeline:
         return {"tasks": len({j.task_id for j in jobs}), "arms": list(folders)}
 
     def _report(self) -> JsonDict:
+        stages = {name: self.stages.facts(name) for name in STAGES if self.stages.facts(name) is not None}
         if self._nothing_to_gate():
             (self.out / "evaluation.json").unlink(missing_ok=True)  # of an earlier analysis
-            stages = {name: self.stages.facts(name) for name in STAGES[: STAGES.index("gate")]}
             return write_empty_report(self.out, self.config.model_dump(mode="json"), stages)
-        stages = {name: self.stages.facts(name) for name in STAGES if self.stages.facts(name) is not None}
         evaluation = orjson.loads((self.out / "evaluation.json").read_bytes())
         gate = orjson.loads((self.out / "gate" / "gate.json").read_bytes())
         return write_report(self.out, self.config.model_dump(mode="json"), stages, gate, evaluation)

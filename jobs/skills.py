@@ -15,7 +15,7 @@ from jobs import build_skills, curriculum, gate_study, skill_snapshots, validate
 from jobs.output import console, facts_table, print_json
 from rayrl.errors import UserError
 from rayrl.skills.bank import SkillBank, diff_banks, load_snapshot, review_skill, save_bank, to_public
-from rayrl.skills.firewall import Protected, inspect
+from rayrl.skills.firewall import Protected, inspect, leaks
 from rayrl.traces.manifest import write_json_atomic
 
 
@@ -155,7 +155,7 @@ def _convert(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> int:
     bank = load_snapshot(args.bank)
-    found = {s.skill_id: reasons for s in bank.skills if (reasons := inspect(s.content, Protected()).reasons)}
+    found = leaks({s.skill_id: s.content for s in bank.skills})
     if args.json:
         print_json({"skills": len(bank.skills), "problems": found})
     else:

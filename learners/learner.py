@@ -26,9 +26,9 @@ from rayrl.config import Section
 from rayrl.errors import RayrlError
 from rayrl.retrieval.mdp import MdpConfig, RetrievalEnv
 from rayrl.retrieval.policy import RetrievalPolicy, checksum
-from rayrl.retrieval.pools import Kind
+from rayrl.retrieval.pools import CLASS_WEIGHTS, Kind
 from rayrl.retrieval.rollout import Batch, rollout
-from rayrl.retrieval.world import CLASS_WEIGHTS, World, class_weight_per_row
+from rayrl.retrieval.world import World, class_weight_per_row
 from rayrl.schemas import step_seed
 
 Estimator = Literal["trace", "return_to_go", "grpo", "rloo", "turn_credit", "seed"]

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from rayrl.evaluation.paired import holm, mcnemar_exact, minimum_detectable_effect, wilcoxon
 from rayrl.evaluation.statistics import wilson
-from rayrl.retrieval.pools import Kind
+from rayrl.retrieval.pools import CLASS_WEIGHTS, Kind
 
 Doubles = NDArray[np.float64]
-BALANCED = np.array([0.5, 0.25, 0.25])
+BALANCED = np.array(CLASS_WEIGHTS)
 HARD = np.array([0.5, 0.5, 0.0])
 RESAMPLES = 5_000
 

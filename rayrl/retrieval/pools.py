@@ -30,6 +30,10 @@ class Kind(IntEnum):
     FAR_B = 2
 
 
+CLASS_WEIGHTS = (0.5, 0.25, 0.25)
+"""Shares of class A, near B and far B wherever classes are balanced."""
+
+
 class Memory(Frozen):
     """One thing the agent can recall. ``text`` is the key that is embedded and what enters a prompt."""
 

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from rayrl.retrieval.mdp import Outcome
-from rayrl.retrieval.pools import Kind
+from rayrl.retrieval.pools import CLASS_WEIGHTS, Kind
 from rayrl.schemas import Frozen
 
-BALANCED = (0.5, 0.25, 0.25)
 NAMES = {Kind.A: "a", Kind.NEAR_B: "near_b", Kind.FAR_B: "far_b"}
 
 
@@ -52,7 +51,7 @@ def _balanced(returns: dict[Kind, float | None]) -> float | None:
     near_or_far, far_or_near = (near if near is not None else far), (far if far is not None else near)
     if a is None or near_or_far is None or far_or_near is None:
         return None
-    return BALANCED[0] * a + BALANCED[1] * near_or_far + BALANCED[2] * far_or_near
+    return CLASS_WEIGHTS[0] * a + CLASS_WEIGHTS[1] * near_or_far + CLASS_WEIGHTS[2] * far_or_near
 
 
 def score(outcome: Outcome, kind: Tensor) -> Score:

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from rayrl.retrieval.baselines import PlannedLogistic
 from rayrl.retrieval.index import Floats
 from rayrl.retrieval.plans import Doubles
-from rayrl.retrieval.world import CLASS_WEIGHTS, World, class_weight_per_row
+from rayrl.retrieval.pools import CLASS_WEIGHTS
+from rayrl.retrieval.world import World, class_weight_per_row
 
 GROUP = "R"
 PREFIX = "regression_"

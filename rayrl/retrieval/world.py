@@ -18,9 +18,6 @@ from rayrl.retrieval.features import Features
 from rayrl.retrieval.index import MemoryIndex
 from rayrl.retrieval.pools import Kind, Question, kind_of
 
-CLASS_WEIGHTS = (0.5, 0.25, 0.25)
-"""Shares of class A, near B and far B wherever classes are balanced."""
-
 
 @dataclass(frozen=True)
 class World:

@@ -17,7 +17,7 @@ import codecs
 import html
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -155,6 +155,11 @@ def inspect(text: str, protected: Protected) -> Inspection:
         for reason in _values(version, protected):
             reasons[reason + how] = None
     return Inspection(list(reasons))
+
+
+def leaks(texts: Mapping[str, str]) -> dict[str, list[str]]:
+    """Reasons against each text (by name) that looks as if it held an answer, whatever it came from."""
+    return {name: reasons for name, text in texts.items() if (reasons := inspect(text, Protected()).reasons)}
 
 
 def _versions(text: str) -> Iterator[tuple[str, str]]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from math import log
 
-WIDTH, HEIGHT = 760, 420
-LEFT, RIGHT, TOP, BOTTOM = 62, 230, 40, 48
+WIDTH, HEIGHT = 800, 420
+LEFT, RIGHT, TOP, BOTTOM = 62, 270, 40, 48
+APART = 34
+"""Between two labels of the x axis."""
 COLOURS = ("#1f6fb2", "#d1603d", "#3a8f5c", "#7a4fa3", "#8a8a8a", "#b8860b")
 
 
@@ -21,10 +24,11 @@ class Line:
 
 
 def line_chart(lines: Sequence[Line], *, title: str, x_label: str, y_label: str, y_max: float = 1.0) -> str:
-    """The chart; x is spaced evenly over its distinct values, because budgets double."""
+    """The chart; x, above 0, is on a logarithmic scale, because budgets double."""
     xs = sorted({x for line in lines for x, _ in line.points})
     inner_w, inner_h = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
-    place = {x: LEFT + inner_w * (i + 0.5) / len(xs) for i, x in enumerate(xs)}
+    range_x = log(xs[-1] / xs[0]) or 1.0
+    place = {x: LEFT + inner_w * (0.06 + 0.88 * log(x / xs[0]) / range_x) for x in xs}
 
     def height(y: float) -> float:
         return TOP + inner_h * (1 - y / y_max)
@@ -41,7 +45,12 @@ def line_chart(lines: Sequence[Line], *, title: str, x_label: str, y_label: str,
             f'<line x1="{LEFT}" y1="{height(y):.1f}" x2="{LEFT + inner_w}" y2="{height(y):.1f}" stroke="#e2e2e2"/>'
             f'<text x="{LEFT - 8}" y="{height(y) + 4:.1f}" text-anchor="end">{y:.2g}</text>'
         )
-    for x in xs:
+    labelled: list[float] = []
+    # those of whole lines first: single points between them go without where there is no room
+    for x in sorted(xs, key=lambda x: -max(len(line.points) for line in lines if x in dict(line.points))):
+        if any(abs(place[x] - place[other]) < APART for other in labelled):
+            continue
+        labelled.append(x)
         out.append(f'<text x="{place[x]:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{x:g}</text>')
     out.append(
         f'<text x="{LEFT + inner_w / 2:.1f}" y="{HEIGHT - 10}" text-anchor="middle">{escape(x_label)}</text>'

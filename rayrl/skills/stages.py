@@ -4,7 +4,8 @@ A stage directory holds ``state.json`` with one entry per finished stage: the ha
 files it wrote. Invariants:
 
 * a stage's files appear atomically, and are entered in the state only after all of them are there;
-* a stage whose inputs (or files) changed since is run again, and so is everything after it;
+* a stage whose inputs (or files) changed since is run again, and so is everything after it: the entries of what comes
+  later are taken out before it starts, so that a kill in between cannot leave results of the old one in force;
 * a stage that did not finish leaves no entry, so the next stage cannot start from half of it.
 """
 
@@ -59,7 +60,7 @@ class Stages:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._state = self._load()
-        self._stale = False
+        self._passed: list[str] = []
         self.ran: list[str] = []
 
     def _load(self) -> JsonDict:
@@ -77,7 +78,7 @@ class Stages:
     def finished(self, name: str, inputs: JsonDict) -> JsonDict | None:
         """The facts of a stage that is done with exactly these inputs and whose files are untouched."""
         entry = self._state["stages"].get(name)
-        if entry is None or self._stale or entry["inputs_sha256"] != sha256_hex(canonical_json(inputs)):
+        if entry is None or entry["inputs_sha256"] != sha256_hex(canonical_json(inputs)):
             return None
         for file, digest in entry["files"].items():
             path = self.folder / file
@@ -94,9 +95,12 @@ class Stages:
         """
         done = self.finished(name, inputs)
         if done is not None:
+            self._passed.append(name)
             return done
-        self._stale = True  # whatever follows builds on what is made now
-        self._state["stages"].pop(name, None)
+        kept = {k: v for k, v in self._state["stages"].items() if k in self._passed}
+        if len(kept) < len(self._state["stages"]):
+            self._state["stages"] = kept
+            write_json_atomic(self.folder / STATE, self._state)
         facts = work()
         missing = [f for f in files if not (self.folder / f).exists()]
         if missing:
@@ -107,6 +111,7 @@ class Stages:
             "facts": facts,
         }
         write_json_atomic(self.folder / STATE, self._state)
+        self._passed.append(name)
         self.ran.append(name)
         return facts
 

@@ -35,7 +35,7 @@ from rayrl.studio.responses import CaseDetail, Comparison, Experiment, Metrics, 
 from rayrl.workbench import tables
 from rayrl.workbench.cases import Case, automatic_id
 from rayrl.workbench.compare import compare
-from rayrl.workbench.experiments import Params, changed_params
+from rayrl.workbench.experiments import ENDED, Params, changed_params
 from rayrl.workbench.exports import COLUMNS, bundle, compare_rows, export, result_rows, review_rows
 from rayrl.workbench.matrix import create_matrix, matrix_table
 from rayrl.workbench.metrics import experiment_metrics
@@ -315,7 +315,7 @@ async def _stream(ctx: Context, request: Request, experiment_id: str, after: int
             shown = experiment["counts"]
             yield f"event: progress\ndata: {json.dumps({'state': experiment['state'], **shown})}\n\n"
             quiet = time.monotonic()
-        ended = experiment["state"] in ("completed", "cancelled", "invalid")
+        ended = experiment["state"] in ENDED
         if not rows and (ended or not follow):
             yield f"event: end\ndata: {json.dumps({'state': experiment['state']})}\n\n"
             return

@@ -28,6 +28,7 @@ from rayrl.workbench.store import MissingError, Store, new_id, now
 
 _E, _R, _C = tables.experiments, tables.results, tables.cases
 STATES = ("created", "running", "paused", "completed", "cancelled", "invalid")
+ENDED = STATES[3:]
 CASE_STATES = ("pending", "running", "completed", "failed", "cancelled")
 MAX_CONCURRENCY = 256
 MOVES = {
@@ -217,7 +218,7 @@ class Experiments:
         _check_concurrency(concurrency)
         with self.store.write() as connection:
             row = get_experiment(connection, experiment_id)
-            if row["state"] in ("completed", "cancelled", "invalid"):
+            if row["state"] in ENDED:
                 raise RunConflictError(f"the experiment is {row['state']}; its concurrency can no longer be changed")
             connection.execute(update(_E).where(_E.c.id == experiment_id).values(concurrency=concurrency))
             self.store.note(connection, experiment_id, "concurrency", {"from": row["concurrency"], "to": concurrency})

@@ -8,10 +8,10 @@ import torch
 
 from rayrl.retrieval.baselines import PlannedLogistic
 from rayrl.retrieval.folds import Fold
-from rayrl.retrieval.pools import Kind
+from rayrl.retrieval.pools import CLASS_WEIGHTS, Kind
 from rayrl.retrieval.stacking import FITS, PREFIX, Regressions, fit_regressions, fit_stacked, without_opinions
 from rayrl.retrieval.task import TaskConfig, build_task
-from rayrl.retrieval.world import CLASS_WEIGHTS, class_weight_per_row
+from rayrl.retrieval.world import class_weight_per_row
 from tests.retrieval.test_serving import material
 from tests.retrieval.worlds import tiny_world
 

@@ -29,7 +29,6 @@ FILTERS = (
 )  # fmt: skip
 AGREES = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 LISTS = ("disagreements", "cases")
-ENDED = ("completed", "cancelled", "invalid")
 AGAIN_S = 10.0
 """How long a form sent twice waits for what its first sending makes."""
 

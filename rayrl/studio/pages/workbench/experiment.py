@@ -17,7 +17,6 @@ from rayrl.studio.pages.language import Translate
 from rayrl.studio.pages.shell import back, page, texts, url_with
 from rayrl.studio.pages.workbench.analysis import files_read, headlines, overview, rules
 from rayrl.studio.pages.workbench.common import (
-    ENDED,
     FILTERS,
     ExperimentId,
     concurrency_of,
@@ -33,7 +32,7 @@ from rayrl.studio.pages.workbench.common import (
     whole,
 )
 from rayrl.workbench import tables
-from rayrl.workbench.experiments import get_experiment
+from rayrl.workbench.experiments import ENDED, get_experiment
 from rayrl.workbench.metrics import NONE, OTHER
 from rayrl.workbench.results import page as result_page
 from rayrl.workbench.reviews import repair
