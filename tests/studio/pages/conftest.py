@@ -47,6 +47,9 @@ class Site:
         return self
 
     def __exit__(self, *_):
+        # a page that loads or asks again while its server goes away would report a fault that is none
+        for tab in list(Tab.open):
+            tab.close()
         self._server.should_exit = True
         self._thread.join(20)
         self.bench.close()
@@ -117,11 +120,14 @@ def chromium():
 class Tab:
     """A page of the browser that keeps account of what it asked for and what went wrong in it."""
 
+    open = []
+
     def __init__(self, browser, **options):
         self.context = browser.new_context(viewport=SIZE, accept_downloads=True, **options)
         self.context.set_default_timeout(20_000)
         self.page = self.context.new_page()
         self.beyond, self.faults = [], []
+        self.open.append(self)
         self.page.on("request", self._request)
         self.page.on("pageerror", lambda error: self.faults.append(str(error)))
         self.page.on("console", lambda m: self.faults.append(m.text) if m.type == "error" else None)
@@ -130,6 +136,12 @@ class Tab:
         allowed = ("http://127.0.0.1:", "data:", "blob:http://127.0.0.1:", "about:")
         if not request.url.startswith(allowed):
             self.beyond.append(request.url)
+
+    def close(self):
+        """Close it, if it is not closed yet."""
+        if self in self.open:
+            self.open.remove(self)
+            self.context.close()
 
     def check(self):
         """Nothing was asked for beyond loopback, and nothing went wrong."""
@@ -170,7 +182,7 @@ def new_tab(chromium):
 
     yield make
     for tab in made:
-        tab.context.close()
+        tab.close()
     for tab in made:
         tab.check()
 
