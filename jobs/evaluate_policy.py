@@ -39,7 +39,17 @@ from rayrl.retrieval.pools import Kind
 from rayrl.retrieval.report import LABELS, render
 from rayrl.retrieval.task import Material, load_material
 
-RIVALS = ("tuned_threshold", "sft", "sft_shifted", "logistic_cut", "logistic_plan", "sft_seed", "exact_gradient")
+RIVALS = (
+    "tuned_threshold",
+    "sft",
+    "sft_shifted",
+    "sft_plan",
+    "sft_trace",
+    "logistic_cut",
+    "logistic_plan",
+    "sft_seed",
+    "exact_gradient",
+)
 NEAR_DUPLICATE = 0.7
 
 
@@ -163,7 +173,7 @@ def split_facts(results: Results, categories: list[str], material: Material) -> 
             only[column] = 1.0
             facts[f"return_{key}_interval"] = bootstrap(units, by="question", weights=only, resamples=2_000)
     oracle = methods["oracle"]["balanced"]
-    ours = "sft_trace" if "sft_trace" in results.fields else "sft"
+    ours = next((m for m in ("trace_plan", "sft_trace") if m in results.fields), "sft")
     rivals = [b for b in (*RIVALS, "best_plan") if b in results.fields and b != ours]
     comparisons = [compare(results, categories, ours, b) for b in rivals]
     adjust(comparisons)

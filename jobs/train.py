@@ -119,7 +119,7 @@ def _train(
     else:
         tracker.truncate_after(-1, step_name=STEP)
         metrics: dict[str, Any] = dict(run_sft(learner, config))
-        metrics.update(_flat("train", evaluate(learner.policy, run_.task.target_train, config.mdp)))
+        metrics.update(_flat("train", evaluate(learner.policy, run_.task.target_train, config.mdp, plan_weight=0.0)))
         tracker.log(metrics, 0, step_name=STEP)
         _line(quiet, f"sft: accuracy {metrics['sft/accuracy']:.3f}, return {metrics['train/balanced']:.2f}")
         save_checkpoint(checkpoints, learner, [learner.weights()], identity)
@@ -175,7 +175,7 @@ def make_collector(config: TrainConfig, run_: Run) -> Collector:
 def _finish(folder: Path, config: TrainConfig, run_: Run, tracker: Tracker, seconds: float) -> dict[str, Any]:
     learner = run_.learner
     unseen = evaluate(learner.policy, run_.task.test, config.mdp)
-    reference = evaluate(learner.verified_reference(), run_.task.test, config.mdp)
+    reference = evaluate(learner.verified_reference(), run_.task.test, config.mdp, plan_weight=0.0)
     oracle = oracle_returns(run_.task.test, config.mdp)
     result: dict[str, Any] = {
         "output": str(folder),

@@ -121,7 +121,7 @@ def _fit_or_read(
         run_sft(learner, train_config)
         staleness = train_config.collect.staleness
         train(learner, LocalCollector(player, staleness), staleness=staleness)
-        outcome = play(learner.policy, task.test, train_config.mdp)
+        outcome = play(learner.policy, task.test, train_config.mdp, plan_weight=None)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp.npz")
         np.savez_compressed(
@@ -136,9 +136,7 @@ def _fit_or_read(
 
 
 def _validation_task(material: Material, config: TrainConfig, fold: Fold) -> Task:
-    return build_task(
-        material, config.task, inner_fold(material, fold), seed=config.seed, revealing=config.mdp.mode == "revealing"
-    )
+    return build_task(material, config.task, inner_fold(material, fold), seed=config.seed, mdp=config.mdp)
 
 
 def learning_curves(config: CrossFitConfig, *, base: Path | None = None) -> dict[str, list[list[float]]]:
@@ -166,7 +164,7 @@ def _played(
     def look(update: int, _metrics: object = None, _history: object = None) -> None:
         if update % CURVE_EVERY == 0:
             for name, world in worlds.items():
-                value = balanced_return(play(learner.policy, world, config.mdp).returns, world.kind)
+                value = balanced_return(play(learner.policy, world, config.mdp, plan_weight=None).returns, world.kind)
                 if value is not None:
                     points[name].append([float(update), value])
 

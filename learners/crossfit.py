@@ -101,7 +101,7 @@ def run_crossfit(
     began = time.monotonic()
     for number, fold in enumerate(todo, start=1):
         train = config_for(config, fold)
-        task = build_task(material, train.task, fold, seed=train.seed, revealing=train.mdp.mode == "revealing")
+        task = build_task(material, train.task, fold, seed=train.seed, mdp=train.mdp)
         methods = config.methods + (config.first_draw_methods if fold.draw == 0 else ())
         fitted = fit_methods(material, train, fold, task, methods=methods)
         save_fit(fits / f"{fold.name}.npz", fitted, task.test.question.numpy(), task.test.kind.numpy())

@@ -23,8 +23,8 @@ from rayrl.retrieval.mdp import MdpConfig, Outcome, RetrievalEnv
 from rayrl.retrieval.oracle import oracle_returns
 from rayrl.retrieval.plans import all_plans, play_plans
 from rayrl.retrieval.policy import MeanPolicy, RetrievalPolicy
+from rayrl.retrieval.regressions import without_gain
 from rayrl.retrieval.rollout import rollout
-from rayrl.retrieval.stacking import without_opinions
 from rayrl.retrieval.task import Material, Task, build_task
 from rayrl.retrieval.world import World, class_weight_per_row
 
@@ -38,11 +38,15 @@ METHODS = (
     "sft",
     "sft_shifted",
     "sft_seed",
+    "sft_plan",
     "sft_trace",
+    "trace_plan",
     "exact_gradient",
     "perfect_gate",
 )
-"""In the order of the report; ``oracle`` is a bound and has returns only."""
+"""In the order of the report; ``oracle`` is a bound and has returns only. ``sft_plan`` and ``trace_plan`` are the clone
+and the trained policy deciding together with the planned regressions (``policy.plan_weight``), the others named after
+learning are networks alone."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Fitted:
     oracle: Tensor
     """``[R]`` optimal returns of the unseen rows."""
     gate_probability: Tensor
-    """``[R]`` P(retrieve first) of SFT+TRACE, for the reliability plot."""
+    """``[R]`` P(retrieve first) of SFT+TRACE, as it decides in service; for the reliability plot."""
     logistic_probability: Tensor
     """``[R]`` P(class A) of the logistic regression."""
     tuned: dict[str, float]
@@ -90,9 +94,9 @@ def fit_methods(
         choice = base.tune_threshold(task.target_train, mdp, rows_weight)
         tuned["threshold_gate"], tuned["threshold_bar"] = choice.gate, choice.bar
         plan("tuned_threshold", base.threshold_plan(world, choice.gate, choice.bar))
-    # the regressions never see their own opinions (group R)
-    plain = without_opinions(world)
-    logistic = base.PlannedLogistic().fit(without_opinions(task.train), all_weight)
+    # the regressions never see what they say themselves (group R)
+    plain = without_gain(world)
+    logistic = base.PlannedLogistic().fit(without_gain(task.train), all_weight)
     probability = logistic.gate(plain)
     plan("logistic_plan", logistic.plan(plain, mdp))
     plan("perfect_gate", logistic.perfect_gate(plain, mdp))
@@ -104,12 +108,12 @@ def fit_methods(
             inner_fold(material, fold),
             seed=config.seed,
             wide_test=True,
-            revealing=config.mdp.mode == "revealing",
+            mdp=config.mdp,
         )
     if "logistic_cut" in methods and inner is not None:
         weight = class_weight_per_row(inner.train, config.rl.class_weights)
-        plain_inner = base.PlannedLogistic().fit(without_opinions(inner.train), weight)
-        held = plain_inner.gate(without_opinions(inner.test))
+        plain_inner = base.PlannedLogistic().fit(without_gain(inner.train), weight)
+        held = plain_inner.gate(without_gain(inner.test))
         cut, n = base.tune_cut(held, inner.test, mdp, class_weight_per_row(inner.test, config.rl.class_weights))
         tuned["logistic_cut"], tuned["logistic_count"] = cut, float(n)
         plan("logistic_cut", base.cut_plan(probability, cut, n))
@@ -125,11 +129,13 @@ def _learned(
     out: dict[str, Outcome],
     tuned: dict[str, float],
 ) -> Tensor:
-    mdp, world = config.mdp, task.test
+    mdp, world, weight = config.mdp, task.test, config.policy.plan_weight
     learner, player = make_learner(config, task.train)
     run_sft(learner, config)
     if "sft" in methods:
         out["sft"] = play(learner.policy, world, mdp)
+    if "sft_plan" in methods and weight:
+        out["sft_plan"] = play(learner.policy, world, mdp, plan_weight=weight)
     start = learner.weights()
     if "sft_shifted" in methods and inner is not None:
         shifts = tune_shifts(fit_sft_only(config, inner.train).policy, inner.test, config)
@@ -137,6 +143,8 @@ def _learned(
         out["sft_shifted"] = play(learner.policy, world, mdp, shifts)
     train(learner, LocalCollector(player, config.collect.staleness), staleness=config.collect.staleness)
     out["sft_trace"] = play(learner.policy, world, mdp)
+    if "trace_plan" in methods and weight:
+        out["trace_plan"] = play(learner.policy, world, mdp, plan_weight=weight)
     gate = first_step_probability(learner.policy, world, mdp)
     if "sft_seed" in methods:
         rl = config.rl.model_copy(update={"estimator": "seed"})
@@ -165,9 +173,16 @@ def fit_full(config: TrainConfig, world: World) -> Learner:
     return train_locally(config, world)[0]
 
 
-def play(policy: RetrievalPolicy, world: World, mdp: MdpConfig, shifts: tuple[float, float] = (0.0, 0.0)) -> Outcome:
-    """Greedy episodes of the mean policy on every row."""
-    return rollout(MeanPolicy(policy, shifts), RetrievalEnv(world, mdp), torch.arange(world.rows)).outcome
+def play(
+    policy: RetrievalPolicy,
+    world: World,
+    mdp: MdpConfig,
+    shifts: tuple[float, float] = (0.0, 0.0),
+    plan_weight: float | None = 0.0,
+) -> Outcome:
+    """Greedy episodes of the mean policy on every row: the network alone, unless ``plan_weight`` (None: the spec's)."""
+    mean = MeanPolicy(policy, shifts, plan_weight)
+    return rollout(mean, RetrievalEnv(world, mdp), torch.arange(world.rows)).outcome
 
 
 def first_step_probability(policy: RetrievalPolicy, world: World, mdp: MdpConfig) -> Tensor:
@@ -201,8 +216,8 @@ def tune_shifts(policy: RetrievalPolicy, world: World, config: TrainConfig) -> t
 
 
 def retrieve_margins(policy: RetrievalPolicy, world: World, mdp: MdpConfig) -> Tensor:
-    """``[R, K]`` log-odds of retrieving at each place, along the always-retrieve path (2 actions)."""
-    env, mean = RetrievalEnv(world, mdp), MeanPolicy(policy)
+    """``[R, K]`` the network's log-odds of retrieving at each place, along the always-retrieve path (2 actions)."""
+    env, mean = RetrievalEnv(world, mdp), MeanPolicy(policy, plan_weight=0.0)
     dynamic = env.reset(torch.arange(world.rows))
     margins = []
     with torch.no_grad():

@@ -22,6 +22,7 @@ from rayrl.retrieval.folds import Fold, make_folds
 from rayrl.retrieval.mdp import MdpConfig, RetrievalEnv, dynamic_dim
 from rayrl.retrieval.policy import MeanPolicy, PolicyConfig, PolicySpec, RetrievalPolicy
 from rayrl.retrieval.pools import MemoryPool
+from rayrl.retrieval.regressions import COLUMN as GAIN
 from rayrl.retrieval.rollout import random_orders, rollout
 from rayrl.retrieval.score import Score, score
 from rayrl.retrieval.task import Material, Task, TaskConfig, build_task, load_material
@@ -159,23 +160,44 @@ def build_run(config: TrainConfig, base: Path | None = None) -> Run:
 
         task = scripted_task(material, config.task, fold, seed=config.seed)
     else:
-        task = build_task(material, config.task, fold, seed=config.seed, revealing=config.mdp.mode == "revealing")
+        task = build_task(material, config.task, fold, seed=config.seed, mdp=config.mdp)
     learner, player = make_learner(config, task.train)
     return Run(config, task, fold, material, learner, player)
 
 
 def make_learner(config: TrainConfig, world: World) -> tuple[Learner, ShardPlayer]:
     """Policy, learner and local player for a training world."""
+    column = _plan_column(config, world)
     spec = PolicySpec(
         static_dim=world.static.shape[1],
         dynamic_dim=dynamic_dim(world, config.mdp.mode, config.mdp.actions),
         actions=config.mdp.actions,
+        plan_column=column,
         **config.policy.model_dump(),
     )
     policy = RetrievalPolicy(spec, seed=config.seed).eval()
     learner = Learner(policy, world, config.mdp, config.sft, config.rl, config.seed)
     player = ShardPlayer(world, config.mdp, spec, config.rl, config.collect, config.seed, config.queue == "scripted")
     return learner, player
+
+
+def _plan_column(config: TrainConfig, world: World) -> int | None:
+    """Where the expected gain of group R stands in an observation.
+
+    Raises:
+        ConfigError: ``policy.plan_weight`` without the group, or where a plan made beforehand is not all there is.
+    """
+    has_gain = GAIN in world.candidate_names
+    if has_gain and config.mdp.mode == "observable" and config.mdp.actions == 2:
+        features = dynamic_dim(world, config.mdp.mode, config.mdp.actions) - world.candidate.shape[2]
+        return features + world.candidate_names.index(GAIN)
+    if config.policy.plan_weight or has_gain:
+        raise ConfigError(
+            "policy.plan_weight and feature group R go together, with mdp.mode=observable and mdp.actions=2; here "
+            f"policy.plan_weight={config.policy.plan_weight}, task.groups={config.task.groups}, "
+            f"mdp.mode={config.mdp.mode}, mdp.actions={config.mdp.actions}"
+        )
+    return None
 
 
 def run_sft(learner: Learner, config: TrainConfig) -> dict[str, float]:
@@ -226,9 +248,10 @@ def evaluate(
     world: World,
     mdp: MdpConfig,
     *,
-    shifts: tuple[float, float] = (0.0, 0.0),
+    plan_weight: float | None = None,
     orders: Any = None,
 ) -> Score:
-    """Greedy episodes of the (mean) policy on every row."""
-    batch = rollout(MeanPolicy(policy, shifts), RetrievalEnv(world, mdp), torch.arange(world.rows), order=orders)
+    """Greedy episodes of the (mean) policy on every row; ``plan_weight`` as in :class:`MeanPolicy`."""
+    mean = MeanPolicy(policy, plan_weight=plan_weight)
+    batch = rollout(mean, RetrievalEnv(world, mdp), torch.arange(world.rows), order=orders)
     return score(batch.outcome, world.kind)

@@ -32,8 +32,8 @@ from rayrl.retrieval.index import Floats, build_index
 from rayrl.retrieval.mdp import MdpConfig, RetrievalEnv
 from rayrl.retrieval.policy import MeanPolicy, PolicySpec, RetrievalPolicy, checksum
 from rayrl.retrieval.pools import Memory, read_records
+from rayrl.retrieval.regressions import Regressions
 from rayrl.retrieval.serving import SERVED_GROUPS, QuestionFeatures, Walk, can_walk
-from rayrl.retrieval.stacking import Regressions
 from rayrl.retrieval.task import Material, TaskConfig, View
 from rayrl.retrieval.world import World
 
@@ -175,7 +175,7 @@ class RetrievalGate:
         self._check = None
         if "check/sentences" in arrays:
             self._check = TextCheck(arrays["check/sentences"], arrays["check/owner"], arrays.get("check/second"))
-        self._regressions = Regressions.from_arrays(arrays)
+        self._regressions = Regressions.from_arrays(arrays, self._mdp.rewards)
         self._fast: tuple[QuestionFeatures, Walk] | None = None
         if can_walk(self._mdp) and set(meta["groups"]) <= SERVED_GROUPS:
             features = QuestionFeatures(

@@ -35,6 +35,9 @@ class PolicyConfig(Section):
     skip: bool = False
     """Add a linear map from the inputs straight to the logits, so that what is linear need not be learned by the hidden
     layers."""
+    plan_weight: float = 0.0
+    """When an action is chosen, add this times what planned regressions expect retrieving to gain to the log-odds of
+    retrieving (feature group R; 2 actions, observable). 0 leaves the decision to the network."""
 
 
 class PolicySpec(Frozen):
@@ -48,6 +51,9 @@ class PolicySpec(Frozen):
     dropout: float = 0.0
     members: int = 1
     skip: bool = False
+    plan_weight: float = 0.0
+    plan_column: int | None = None
+    """Where the expected gain stands in the dynamic part of an observation; the layers do not see it."""
 
 
 class Blocks(nn.Module):
@@ -118,6 +124,8 @@ class RetrievalPolicy(nn.Module):
             mean, std = data.mean(0), data.std(0, correction=0)
             getattr(self, f"{name}_mean").copy_(mean)
             getattr(self, f"{name}_scale").copy_(torch.where(std > 1e-5, 1.0 / std.clamp(min=1e-5), 0.0))
+        if self.spec.plan_column is not None:
+            self.dynamic_scale[self.spec.plan_column] = 0.0
 
     def project(self, static: Tensor) -> Tensor:
         """First layer's share of the static features (and the skip's, behind), ``[E * n, width (+ actions)]``."""
@@ -143,11 +151,17 @@ class RetrievalPolicy(nn.Module):
 
 
 class MeanPolicy:
-    """All members on the same rows; their probabilities are averaged. ``shifts`` move the start and later cut-offs."""
+    """All members on the same rows; their probabilities are averaged, and the planned regressions have their say.
 
-    def __init__(self, policy: RetrievalPolicy, shifts: tuple[float, float] = (0.0, 0.0)) -> None:
+    ``shifts`` move the start and later cut-offs; ``plan_weight`` replaces the spec's.
+    """
+
+    def __init__(
+        self, policy: RetrievalPolicy, shifts: tuple[float, float] = (0.0, 0.0), plan_weight: float | None = None
+    ) -> None:
         self.policy = policy
         self.shifts = shifts
+        self.plan_weight = policy.spec.plan_weight if plan_weight is None else plan_weight
 
     def project(self, static: Tensor) -> Tensor:
         """``[n, E, width (+ actions)]``."""
@@ -156,7 +170,7 @@ class MeanPolicy:
         return projected.view(e, -1, projected.shape[-1]).transpose(0, 1)
 
     def act_logits(self, projected: Tensor, dynamic: Tensor) -> Tensor:
-        """Log-probabilities ``[n, actions]`` of the mixture."""
+        """Log-probabilities ``[n, actions]`` of the mixture; shifts and plan move them without normalising again."""
         e = self.policy.members
         blocks = self.policy.act_logits(projected.transpose(0, 1).flatten(0, 1), dynamic.repeat(e, 1))
         logs = torch.log_softmax(blocks, -1).view(e, -1, blocks.shape[-1])
@@ -165,6 +179,9 @@ class MeanPolicy:
             # the first entry of the dynamic part says "nothing retrieved yet"
             shift = torch.where(dynamic[:, 0] > 0.5, self.shifts[0], self.shifts[1])
             mixed = torch.cat([(mixed[:, 0] - shift)[:, None], mixed[:, 1:]], dim=1)
+        if self.plan_weight:
+            gain = self.plan_weight * dynamic[:, self.policy.spec.plan_column, None]
+            mixed = torch.cat([mixed[:, :1] + gain, mixed[:, 1:]], dim=1)
         return mixed
 
 

@@ -20,7 +20,9 @@ LABELS = {
     "sft": "SFT",
     "sft_shifted": "SFT, tuned shifts",
     "sft_seed": "SFT + seed update",
-    "sft_trace": "SFT + TRACE",
+    "sft_plan": "SFT, with plan",
+    "sft_trace": "SFT + TRACE, network alone",
+    "trace_plan": "SFT + TRACE",
     "exact_gradient": "exact policy gradient",
     "perfect_gate": "perfect A/B gate",
     "oracle": "oracle",
@@ -53,6 +55,7 @@ def render(report: dict[str, Any]) -> str:
 
 def _split(split: str, facts: dict[str, Any]) -> str:
     methods: dict[str, Any] = facts["methods"]
+    ours = next((m for m in ("trace_plan", "sft_trace") if m in methods), "sft")
     ordered = [m for m in LABELS if m in methods]
     whiskers = [
         Whisker(LABELS[m], methods[m]["balanced"], *methods[m].get("balanced_interval", (None, None))) for m in ordered
@@ -63,20 +66,20 @@ def _split(split: str, facts: dict[str, Any]) -> str:
     ]
     rates = [
         (f"{LABELS[m]}, {name}", round(100 * methods[m][f"retrieval_rate_{key}"], 1))
-        for m in ("tuned_threshold", "logistic_plan", "sft", "sft_trace")
+        for m in ("tuned_threshold", "logistic_plan", "sft", ours)
         if m in methods
         for key, name in (("a", "A"), ("near_b", "near B"), ("far_b", "far B"))
     ]
     content = [
         _methods_table(methods, ordered),
         forest_plot(whiskers, reference=oracle, title="Balanced return with 95 % intervals over questions"),
-        "<h3>SFT + TRACE against</h3>",
+        f"<h3>{escape(LABELS[ours])} against</h3>",
         _comparison_table(facts["comparisons"]),
         forest_plot(
             [
                 Whisker(LABELS.get(c["b"], c["b"]), c["difference"], *c["interval_questions"])
                 for c in facts["comparisons"]
-                if c["a"] == "sft_trace"
+                if c["a"] == ours
             ],
             reference=0.0,
             title="Difference of balanced returns",
@@ -86,7 +89,7 @@ def _split(split: str, facts: dict[str, Any]) -> str:
         "<h3>Retrieval rate by class, %</h3>",
         bar_chart(rates, title="Retrieval rates"),
         "<h3>Return by class</h3>",
-        _class_plot(methods, ordered),
+        _class_plot(methods, ordered, ours),
         "<h3>Reliability: P(in memory), logistic and gate</h3>",
         _reliability(facts["reliability"]),
         "<h3>What the loss is made of</h3>",
@@ -153,11 +156,11 @@ def _comparison_table(comparisons: Sequence[dict[str, Any]]) -> str:
     return table(columns, rows, numeric_from=2)
 
 
-def _class_plot(methods: dict[str, Any], ordered: Sequence[str]) -> str:
+def _class_plot(methods: dict[str, Any], ordered: Sequence[str], ours: str) -> str:
     whiskers = []
     for key, name in (("a", "A"), ("near_b", "near B"), ("far_b", "far B")):
         for m in ordered:
-            if m in ("tuned_threshold", "logistic_plan", "sft", "sft_trace", "oracle"):
+            if m in ("tuned_threshold", "logistic_plan", "sft", ours, "oracle"):
                 f = methods[m]
                 whiskers.append(
                     Whisker(f"{name}: {LABELS[m]}", f[f"return_{key}"], *f.get(f"return_{key}_interval", (None, None)))

@@ -23,7 +23,7 @@ from rayrl.retrieval.features import GROUPS, SHAPE_K, TextCheck, TopicPrior
 from rayrl.retrieval.index import Floats, MemoryIndex
 from rayrl.retrieval.mdp import MdpConfig
 from rayrl.retrieval.policy import RetrievalPolicy
-from rayrl.retrieval.stacking import Regressions
+from rayrl.retrieval.regressions import Regressions
 
 SERVED_GROUPS = frozenset(GROUPS)
 _FAR = -1.0
@@ -140,9 +140,8 @@ class QuestionFeatures:
             per += columns
         vector, queue_seen = np.array(static, np.float32), np.array(per, np.float32).T
         if self._regressions is not None:
-            opinions, hazard = self._regressions.opinions(vector[None], queue_seen[None])
-            vector = np.concatenate([vector, opinions[0]])
-            queue_seen = np.concatenate([queue_seen, hazard[0][:, None]], axis=1)
+            gain = self._regressions.gain(vector[None], queue_seen[None])[0]
+            queue_seen = np.concatenate([queue_seen, gain[:, None]], axis=1)
         return OneQuestion(vector, queue_seen, np.array(rows), cosine)
 
     def _views(self, query: Floats) -> Floats:
@@ -194,6 +193,7 @@ class Walk:
             (weights[f"hidden.{i}.weight"], weights[f"hidden.{i}.bias"]) for i in range(policy.spec.layers - 2)
         ]
         self._skip = policy.spec.skip
+        self._plan_weight, self._plan_column = policy.spec.plan_weight, policy.spec.plan_column
         self._config = config
 
     def probabilities(self, question: OneQuestion) -> Floats:
@@ -217,8 +217,11 @@ class Walk:
         logits = h @ w["head.weight"] + w["head.bias"]
         if self._skip:
             logits = logits + (s @ w["static_skip.weight"])[:, None, :] + x @ w["dynamic_skip.weight"]
-        answer_over_retrieve = np.clip(logits[:, :, 1] - logits[:, :, 0], -80, 80)
-        return np.asarray((1.0 / (1.0 + np.exp(answer_over_retrieve))).mean(0), np.float32)
+        odds = np.exp(np.clip(logits[:, :, 0] - logits[:, :, 1], -80, 80).astype(np.float64))
+        retrieve, answer = (odds / (1.0 + odds)).mean(0), (1.0 / (1.0 + odds)).mean(0)
+        if self._plan_weight:
+            retrieve = retrieve * np.exp(self._plan_weight * dynamic[:, self._plan_column].astype(np.float64))
+        return np.asarray(retrieve / (retrieve + answer), np.float32)
 
     def play(self, question: OneQuestion) -> tuple[int, list[float]]:
         """How many to retrieve, and the probability of retrieving at each position that came up."""

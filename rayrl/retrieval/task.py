@@ -28,10 +28,11 @@ from rayrl.retrieval.features import (
 )
 from rayrl.retrieval.folds import Fold
 from rayrl.retrieval.index import Floats, MemoryIndex, build_index
+from rayrl.retrieval.mdp import MdpConfig
 from rayrl.retrieval.pools import Memory, MemoryPool, Question
+from rayrl.retrieval.regressions import GROUP as REGRESSIONS
+from rayrl.retrieval.regressions import Regressions, fit_regressions
 from rayrl.retrieval.sources import pool_by_name
-from rayrl.retrieval.stacking import GROUP as REGRESSIONS
-from rayrl.retrieval.stacking import Regressions, fit_stacked
 from rayrl.retrieval.world import World, concat_worlds, make_world
 from rayrl.schemas import sha256_hex
 
@@ -129,7 +130,7 @@ class View:
     known: tuple[int, ...]
     reveal: bool
     regressions: Regressions | None = None
-    """Group R, once they are fitted; adds its columns to every world of this view."""
+    """Group R, once they are fitted; adds its column to every world of this view."""
 
 
 @dataclass(frozen=True)
@@ -219,12 +220,25 @@ def part_of(material: Material, config: TaskConfig, number: int) -> int:
 
 
 def build_task(
-    material: Material, config: TaskConfig, fold: Fold, *, seed: int, revealing: bool = False, wide_test: bool = False
+    material: Material,
+    config: TaskConfig,
+    fold: Fold,
+    *,
+    seed: int,
+    mdp: MdpConfig = MdpConfig(),  # noqa: B008 (immutable)
+    wide_test: bool = False,
 ) -> Task:
     """Worlds of one fold; the random memories depend on ``seed`` and the fold alone.
 
-    ``wide_test`` puts the test questions before the random memories as well (validation folds want the numbers).
+    Args:
+        material: embedded pools.
+        config: features and memories.
+        fold: who is in memory, trained on, tested.
+        seed: of the random memories.
+        mdp: whether reading reveals something, and the prices that group R plans with.
+        wide_test: put the test questions before the random memories as well (validation folds want the numbers).
     """
+    revealing = mdp.mode == "revealing"
     train = material.numbers(fold.train)
     test = material.numbers(fold.test)
     inside = set(fold.inside)
@@ -240,7 +254,8 @@ def build_task(
         views.append(build_view(material, config, memory, train, revealing=revealing))
     whole = concat_worlds([world_of(material, config, view, train, training=True) for view in views])
     if REGRESSIONS in config.groups:
-        whole, regressions = fit_stacked(whole)
+        regressions = fit_regressions(whole, mdp.rewards)
+        whole = regressions.extend(whole)
         views = [replace(view, regressions=regressions) for view in views]
     tests = [world_of(material, config, view, test) for view in (views if wide_test else views[:1])]
     # the rows of the target memory come first

@@ -14,7 +14,7 @@ from rayrl.errors import ConfigError
 SMALL = [
     "train.task.encoder=hash",
     "train.task.check_encoder=''",
-    "train.task.groups=SL",
+    "train.task.groups=SLR",
     "train.task.random_memories=1",
     "train.policy.width=8",
     "train.policy.members=2",
@@ -22,7 +22,7 @@ SMALL = [
     "train.rl.updates=3",
     "train.rl.questions=8",
     "train.rl.group_size=4",
-    "methods=[tuned_threshold,logistic_plan,sft,sft_trace]",
+    "methods=[tuned_threshold,logistic_plan,sft,sft_plan,sft_trace,trace_plan]",
     "first_draw_methods=[]",
     "splits=[known]",
     "max_folds=1",

@@ -16,9 +16,9 @@ from rayrl.retrieval.index import NEIGHBOURS, build_index, neighbourhoods
 from rayrl.retrieval.mdp import MdpConfig
 from rayrl.retrieval.policy import PolicySpec, RetrievalPolicy
 from rayrl.retrieval.pools import Memory, Question
+from rayrl.retrieval.regressions import fit_regressions
 from rayrl.retrieval.serving import OneQuestion, QuestionFeatures, Walk, can_walk
 from rayrl.retrieval.sources import pool_by_name
-from rayrl.retrieval.stacking import fit_regressions
 from rayrl.retrieval.task import Material, TaskConfig, build_view, world_of
 from tests.jobs.training_configs import small_config
 
@@ -126,9 +126,10 @@ def test_gate_decides_as_the_batch_environment(tmp_path, members, skip, max_step
     view = build_view(stuff, config, range(40), range(40))
     world = world_of(stuff, config, view, range(40))
     if "R" in groups:
-        view = replace(view, regressions=fit_regressions(world))
+        view = replace(view, regressions=fit_regressions(world, mdp.rewards))
         world = world_of(stuff, config, view, range(40))
-    policy = policy_for(world.static.shape[1], 5 + 3 + world.candidate.shape[2], members=members, skip=skip)
+    planned = {"plan_weight": 0.4, "plan_column": 5 + 3 + world.candidate.shape[2] - 1} if "R" in groups else {}
+    policy = policy_for(world.static.shape[1], 5 + 3 + world.candidate.shape[2], members=members, skip=skip, **planned)
     policy.standardise_with(world.static, torch.randn(64, policy.spec.dynamic_dim, generator=torch.manual_seed(1)))
     with torch.no_grad():  # as many questions on either side of one half
         logits = policy(world.static.repeat(members, 1), torch.zeros(members * world.rows, policy.spec.dynamic_dim))
