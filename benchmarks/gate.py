@@ -21,6 +21,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,11 @@ from rayrl.retrieval.gate import RetrievalGate, export_gate
 from rayrl.retrieval.mdp import MdpConfig
 from rayrl.retrieval.policy import PolicySpec, RetrievalPolicy
 from rayrl.retrieval.pools import Memory, Question
+from rayrl.retrieval.regressions import fit_regressions
 from rayrl.retrieval.sources import pool_by_name
 from rayrl.retrieval.task import Material, TaskConfig, build_view, world_of
 
-GROUPS = "SLCMNPX"
+GROUPS = "SLCMNPXR"
 DIM = 384
 
 
@@ -127,6 +129,8 @@ def synthetic(size: int, questions: int, folder: Path) -> dict[str, Any]:
     began = time.perf_counter()
     view = build_view(material, config, range(size), range(questions))
     built = time.perf_counter()
+    regressions = fit_regressions(world_of(material, config, view, range(questions)), MdpConfig().rewards)
+    view = replace(view, regressions=regressions)
     world = world_of(material, config, view, range(4))
     spec = PolicySpec(
         static_dim=world.static.shape[1],
@@ -135,6 +139,8 @@ def synthetic(size: int, questions: int, folder: Path) -> dict[str, Any]:
         width=64,
         layers=3,
         members=4,
+        plan_weight=0.4,
+        plan_column=world.k + 3 + world.candidate.shape[2] - 1,
     )
     export_gate(folder, material, config, MdpConfig(), view, RetrievalPolicy(spec).eval())
     began_load = time.perf_counter()

@@ -27,6 +27,7 @@ from rayrl.retrieval.mdp import Outcome
 from rayrl.retrieval.oracle import oracle_returns
 from rayrl.retrieval.plans import all_plans, play_plans
 from rayrl.retrieval.pools import Kind
+from rayrl.retrieval.regressions import without_gain
 from rayrl.retrieval.score import balanced_return, score
 from rayrl.retrieval.world import class_weight_per_row
 
@@ -54,12 +55,13 @@ def quickstart_training(out_dir: Path, *, seconds_budget: float = 30.0) -> dict[
     threshold = base.tune_threshold(
         task.target_train, mdp, class_weight_per_row(task.target_train, config.rl.class_weights)
     )
-    logistic = base.PlannedLogistic().fit(task.train, weight)
+    logistic = base.PlannedLogistic().fit(without_gain(task.train), weight)
+    planned = logistic.plan(without_gain(world), mdp)
     outcomes: dict[str, Outcome] = {
         "no retrieval": play_plans(world, mdp, base.fixed_count(world, 0), plans),
         "fixed .40": play_plans(world, mdp, base.threshold_plan(world, base.FIXED_THRESHOLD, 2.0), plans),
         "tuned threshold": play_plans(world, mdp, base.threshold_plan(world, threshold.gate, threshold.bar), plans),
-        "planned logistic": play_plans(world, mdp, logistic.plan(world, mdp), plans),
+        "planned logistic": play_plans(world, mdp, planned, plans),
     }
     run_sft(learner, config)
     outcomes["SFT"] = play(learner.policy, world, mdp)
@@ -70,7 +72,8 @@ def quickstart_training(out_dir: Path, *, seconds_budget: float = 30.0) -> dict[
 
     with contextlib.suppress(_OutOfTimeError):
         train(learner, LocalCollector(run.player, config.collect.staleness), on_update=on_update)
-    outcomes["SFT + TRACE"] = play(learner.policy, world, mdp)
+    outcomes["SFT + TRACE, network alone"] = play(learner.policy, world, mdp)
+    outcomes["SFT + TRACE"] = play(learner.policy, world, mdp, plan_weight=None)
     oracle = oracle_returns(world, mdp)
     units = {name: _units(o.returns, world.kind) for name, o in outcomes.items()}
     rows = [
