@@ -140,7 +140,7 @@ def _validation_task(material: Material, config: TrainConfig, fold: Fold) -> Tas
 
 
 def learning_curves(config: CrossFitConfig, *, base: Path | None = None) -> dict[str, list[list[float]]]:
-    """Balanced return over updates on training and on validation questions of one fold.
+    """Balanced return of the networks alone over updates, on training and on validation questions of one fold.
 
     Lines: the default, the default without dropout in its update, and the original (``seed``) update.
     """
@@ -164,7 +164,7 @@ def _played(
     def look(update: int, _metrics: object = None, _history: object = None) -> None:
         if update % CURVE_EVERY == 0:
             for name, world in worlds.items():
-                value = balanced_return(play(learner.policy, world, config.mdp, plan_weight=None).returns, world.kind)
+                value = balanced_return(play(learner.policy, world, config.mdp).returns, world.kind)
                 if value is not None:
                     points[name].append([float(update), value])
 

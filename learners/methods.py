@@ -21,7 +21,7 @@ from rayrl.retrieval import baselines as base
 from rayrl.retrieval.folds import Fold
 from rayrl.retrieval.mdp import MdpConfig, Outcome, RetrievalEnv
 from rayrl.retrieval.oracle import oracle_returns
-from rayrl.retrieval.plans import all_plans, play_plans
+from rayrl.retrieval.plans import all_plans, counts_as_plans, play_plans
 from rayrl.retrieval.policy import MeanPolicy, RetrievalPolicy
 from rayrl.retrieval.regressions import without_gain
 from rayrl.retrieval.rollout import rollout
@@ -87,13 +87,16 @@ def fit_methods(
         if name in methods:
             out[name] = play_plans(world, mdp, numbers, plans)
 
-    plan("no_retrieval", base.fixed_count(world, 0))
-    plan("always_one", base.fixed_count(world, 1))
-    plan("fixed_040", base.threshold_plan(world, base.FIXED_THRESHOLD, 2.0))
+    def count(name: str, numbers: Tensor) -> None:
+        plan(name, counts_as_plans(numbers, plans))
+
+    count("no_retrieval", base.fixed_count(world, 0))
+    count("always_one", base.fixed_count(world, 1))
+    count("fixed_040", base.threshold_plan(world, base.FIXED_THRESHOLD, 2.0))
     if "tuned_threshold" in methods:
         choice = base.tune_threshold(task.target_train, mdp, rows_weight)
         tuned["threshold_gate"], tuned["threshold_bar"] = choice.gate, choice.bar
-        plan("tuned_threshold", base.threshold_plan(world, choice.gate, choice.bar))
+        count("tuned_threshold", base.threshold_plan(world, choice.gate, choice.bar))
     # the regressions never see what they say themselves (group R)
     plain = without_gain(world)
     logistic = base.PlannedLogistic().fit(without_gain(task.train), all_weight)
@@ -116,7 +119,7 @@ def fit_methods(
         held = plain_inner.gate(without_gain(inner.test))
         cut, n = base.tune_cut(held, inner.test, mdp, class_weight_per_row(inner.test, config.rl.class_weights))
         tuned["logistic_cut"], tuned["logistic_count"] = cut, float(n)
-        plan("logistic_cut", base.cut_plan(probability, cut, n))
+        count("logistic_cut", base.cut_plan(probability, cut, n))
     gate = _learned(config, task, inner, methods, out, tuned)
     return Fitted(out, oracle_returns(world, mdp), gate, torch.from_numpy(probability), tuned)
 

@@ -5,7 +5,7 @@
 * logistic regression for "the memory has it", with a tuned cut, or with planning by expected return
 * perfect A/B gate with learned stopping: what better discrimination alone would bring
 
-All of them give one plan per row (see :mod:`rayrl.retrieval.plans`).
+Rules give a number of retrievals per row, regressions a plan (see :mod:`rayrl.retrieval.plans`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from rayrl.retrieval.mdp import MdpConfig
-from rayrl.retrieval.plans import Doubles, all_plans, expected_returns, play_plans
+from rayrl.retrieval.plans import Doubles, all_plans, counts_as_plans, expected_returns, play_plans
 from rayrl.retrieval.world import World
 
 FIXED_THRESHOLD = 0.40
 
 
 def fixed_count(world: World, n: int) -> Tensor:
-    """Plan numbers that retrieve ``n`` on every row (2 actions)."""
+    """The count ``n`` on every row."""
     return torch.full((world.rows,), n)
 
 
@@ -53,7 +53,7 @@ class Threshold:
 
 def tune_threshold(world: World, config: MdpConfig, weight: Tensor) -> Threshold:
     """Best gate and bar on these rows by exhaustive search over a grid; ``weight [R]`` balances the classes."""
-    returns = plan_table(world, config)
+    returns = count_table(world, config)
     best, choice = -np.inf, Threshold(FIXED_THRESHOLD, 2.0)
     quantiles = torch.linspace(0.0, 1.0, 61)
     gates = torch.quantile(best_cosine(world)[:, 0], quantiles)
@@ -76,6 +76,12 @@ def plan_table(world: World, config: MdpConfig) -> Tensor:
     return torch.stack(
         [play_plans(world, config, torch.full((world.rows,), i), plans).returns for i in range(len(plans))], dim=1
     )
+
+
+def count_table(world: World, config: MdpConfig) -> Tensor:
+    """``[R, K + 1]`` return of retrieving n and keeping all of them, on every row, with the labels."""
+    plans = all_plans(world.k, config.actions)
+    return plan_table(world, config)[:, counts_as_plans(torch.arange(world.k + 1), plans)]
 
 
 def design(world: World) -> Doubles:
@@ -158,7 +164,7 @@ class PlannedLogistic:
 
 def tune_cut(p: NDArray[np.float64], world: World, config: MdpConfig, weight: Tensor) -> tuple[float, int]:
     """Best cut on P(A) and fixed number of retrievals above it, on these rows."""
-    returns = plan_table(world, config)
+    returns = count_table(world, config)
     probability = torch.from_numpy(p)
     cuts = torch.quantile(probability, torch.linspace(0, 1, 101, dtype=torch.float64))
     best, choice = -np.inf, (0.5, 1)

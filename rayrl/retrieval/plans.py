@@ -31,6 +31,12 @@ def all_plans(k: int, actions: int) -> tuple[Plan, ...]:
     return ((), *((*p, True) for n in range(k) for p in product((False, True), repeat=n)))
 
 
+def counts_as_plans(numbers: Tensor, plans: tuple[Plan, ...]) -> Tensor:
+    """Plan numbers of "retrieve n and keep them all"; with 2 actions a count is its plan's number."""
+    longest = max(len(p) for p in plans)
+    return torch.tensor([plans.index((True,) * n) for n in range(longest + 1)])[numbers]
+
+
 def play_plans(world: World, config: MdpConfig, plan_of_row: Tensor, plans: tuple[Plan, ...]) -> Outcome:
     """Play plan number ``plan_of_row [R]`` on every row, in the environment itself."""
     k = world.k

@@ -45,7 +45,7 @@ def render(report: dict[str, Any]) -> str:
     for split, facts in report["splits"].items():
         body.append(_split(split, facts))
     body += [
-        section("Learning curves", _curves(report.get("curves", {})), note="one fold, played greedily"),
+        section("Learning curves", _curves(report.get("curves", {})), note="one fold, played greedily, networks alone"),
         section("Ablations", _ablations(report.get("ablations", []))),
         section("Looks at unseen questions", _ledger(report["ledger"]), note="every one, in order"),
         section("Data and settings", _facts(report)),

@@ -18,7 +18,7 @@ from rayrl.retrieval.features import TopicPrior, compute, make_text_check, split
 from rayrl.retrieval.gate import RetrievalGate
 from rayrl.retrieval.index import build_index
 from rayrl.retrieval.mdp import MdpConfig
-from rayrl.retrieval.plans import all_plans, expected_returns, play_plans
+from rayrl.retrieval.plans import all_plans, counts_as_plans, expected_returns, play_plans
 from rayrl.retrieval.pools import Kind, Memory, save_pool
 from rayrl.retrieval.score import detect_collapse, score
 from rayrl.retrieval.skills import GateSkillProvider, bank_as_pool
@@ -100,6 +100,17 @@ def test_tuned_threshold_is_at_least_as_good_as_any_fixed_rule_on_its_rows():
     tuned = returns.gather(1, base.threshold_plan(world, choice.gate, choice.bar)[:, None]).mean()
     for n in range(4):
         assert tuned >= returns[:, n].mean() - 1e-6
+
+
+@pytest.mark.parametrize("actions", [2, 3])
+def test_rules_retrieve_as_many_as_they_say_and_keep_them(actions):
+    config, plans = MdpConfig(actions=actions), all_plans(3, actions)
+    world = tiny_world([[False, True, False]] * 4, [Kind.A] * 4)
+    counts = torch.arange(4)
+    played = play_plans(world, config, counts_as_plans(counts, plans), plans)
+    assert torch.equal(played.retrievals, counts)
+    assert torch.equal(played.held, counts)
+    assert torch.equal(base.count_table(world, config)[torch.arange(4), counts], played.returns)
 
 
 def test_collapse_is_seen():
