@@ -10,7 +10,7 @@ Only what a server knows at that moment; no label enters. Groups:
 * ``E`` the question's embedding (optionally its first principal directions within the memory)
 * ``P`` passages: the question against single sentences of the memory, for the queue and for each candidate
 * ``X`` a second encoder's view: its best match, its lead, and what it thinks of each candidate
-* ``R`` what regressions on all of these expect retrieving to gain; fitted, and added, in :mod:`rayrl.retrieval.regressions`
+* ``R`` what regressions on all of these expect retrieving to gain; fitted in :mod:`rayrl.retrieval.regressions`
 
 In the ``revealing`` mode P and X are not known beforehand: they are what reading a candidate reveals, one at a time.
 """
