@@ -185,6 +185,7 @@ def _finish(folder: Path, config: TrainConfig, run_: Run, tracker: Tracker, seco
         "mode": config.mdp.mode,
         "actions": config.mdp.actions,
         "estimator": config.rl.estimator,
+        "plan_weight": config.policy.plan_weight,
         "reference_checksum": learner.reference_checksum,
         "unseen": {
             "sft": reference.model_dump(),

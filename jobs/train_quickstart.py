@@ -32,6 +32,8 @@ from rayrl.retrieval.score import balanced_return, score
 from rayrl.retrieval.world import class_weight_per_row
 
 CONFIG = "train/quickstart"
+TRAINED = "SFT + TRACE + plan"
+"""The policy as it decides in service."""
 COLUMNS = ("balanced", "return_a", "return_near_b", "return_far_b", "hit_rate", "retrieval_rate_near_b")
 
 
@@ -72,8 +74,8 @@ def quickstart_training(out_dir: Path, *, seconds_budget: float = 30.0) -> dict[
 
     with contextlib.suppress(_OutOfTimeError):
         train(learner, LocalCollector(run.player, config.collect.staleness), on_update=on_update)
-    outcomes["SFT + TRACE, network alone"] = play(learner.policy, world, mdp)
-    outcomes["SFT + TRACE"] = play(learner.policy, world, mdp, plan_weight=None)
+    outcomes["SFT + TRACE"] = play(learner.policy, world, mdp)
+    outcomes[TRAINED] = play(learner.policy, world, mdp, plan_weight=None)
     oracle = oracle_returns(world, mdp)
     units = {name: _units(o.returns, world.kind) for name, o in outcomes.items()}
     rows = [
@@ -94,14 +96,14 @@ def quickstart_training(out_dir: Path, *, seconds_budget: float = 30.0) -> dict[
         "unseen_questions": world.rows,
         "rows": rows,
         "differences": {
-            f"SFT + TRACE - {rival}": _difference(units["SFT + TRACE"], units[rival])
+            f"{TRAINED} - {rival}": _difference(units[TRAINED], units[rival])
             for rival in ("tuned threshold", "planned logistic", "SFT")
         },
         "updates": learner.state.updates,
         "planned_updates": config.rl.updates,
         "env_steps": learner.state.env_steps,
         "gate": str(gate),
-        "example": _example(run, outcomes["SFT + TRACE"]),
+        "example": _example(run, outcomes[TRAINED]),
         "seconds": {"data": round(data_seconds, 2), "total": round(time.monotonic() - began, 2)},
         "note": "one fold, one memory; intervals are over its questions alone. All folds: rayrl evaluate-policy --full",
     }

@@ -27,7 +27,7 @@ from rayrl.retrieval.task import Material, Task, build_task, load_material
 from rayrl.retrieval.world import World
 from rayrl.schemas import canonical_json, sha256_hex
 
-DEFAULT = "SFT + TRACE (default)"
+DEFAULT = "the default"
 CURVE_EVERY = 10
 
 

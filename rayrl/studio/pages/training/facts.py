@@ -18,6 +18,8 @@ from rayrl.studio.pages.runs.facts import held_locks, runs_root
 QUICK = "quickstart_training.json"
 POINTS = 500
 CLASSES = ("a", "near_b", "far_b")
+TRAINED = ("SFT + TRACE + plan", "SFT + TRACE")
+"""What the trained policy is called, deciding with the planned regressions or alone."""
 
 
 def trainings(ctx: Context) -> list[JsonDict]:
@@ -58,7 +60,7 @@ def _figures(path: Path) -> JsonDict:
     if (path / QUICK).exists():
         result = read_object(path / QUICK)
         rows = {row["policy"]: row for row in result["rows"]}
-        trained = rows.get("SFT + TRACE")
+        trained = next((rows[name] for name in TRAINED if name in rows), None)
         return {
             "updates": result["updates"],
             "planned": result["planned_updates"],
@@ -104,13 +106,18 @@ def unseen_table(path: Path) -> JsonDict | None:
             {"pair": name.split(" - "), "value": d["mean"], "low": d["interval"][0], "high": d["interval"][1]}
             for name, d in result["differences"].items()
         ]
-        rows = [{**row, "rate": _rate(row)} for row in result["rows"]]
+        names = {row["policy"] for row in result["rows"]}
+        trained = next((name for name in TRAINED if name in names), None)
+        rows = [{**row, "rate": _rate(row), "trained": row["policy"] == trained} for row in result["rows"]]
         return {"rows": rows, "differences": differences, "n": result["unseen_questions"], "note": result.get("note")}
     if not (path / "result.json").exists():
         return None
-    unseen = read_object(path / "result.json")["unseen"]
+    result = read_object(path / "result.json")
+    unseen = result["unseen"]
+    trained = TRAINED[0] if result.get("plan_weight") else TRAINED[1]
     rows = [
-        {"policy": n, **unseen[k], "rate": _rate(unseen[k])} for n, k in (("SFT", "sft"), ("SFT + TRACE", "trained"))
+        {"policy": name, **unseen[key], "rate": _rate(unseen[key]), "trained": key == "trained"}
+        for name, key in (("SFT", "sft"), (trained, "trained"))
     ]
     if unseen.get("oracle_balanced") is not None:  # older trainings kept only its mean, which weighs otherwise
         oracle = {"policy": "oracle", "balanced": unseen["oracle_balanced"]}
