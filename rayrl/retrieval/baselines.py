@@ -108,13 +108,13 @@ class PlannedLogistic:
         self._scale_x = _Scale(x)
         y = world.is_a.numpy().astype(int)
         w = (weight * world.rows).numpy()
-        self._gate = _logistic(self.c_gate).fit(self._scale_x(x), y, sample_weight=w)
+        self._gate = _fit(self.c_gate, self._scale_x(x), y, w)
         slots = self._slot_design(world)
         self._scale_s = _Scale(slots.reshape(-1, slots.shape[2]))
         right = world.right.numpy()
         before = np.cumsum(right, axis=1) - right
         use = (y[:, None] == 1) & (before == 0)
-        self._hazard = _logistic(self.c_slot).fit(self._scale_s(slots[use]), right[use].astype(int))
+        self._hazard = _fit(self.c_slot, self._scale_s(slots[use]), right[use].astype(int))
         return self
 
     def gate(self, world: World) -> Doubles:
@@ -197,9 +197,17 @@ def _unscaled(model: LogisticRegression, scale: _Scale) -> Doubles:
     return np.append(weight, model.intercept_[0] - weight @ scale.mean)
 
 
-def _logistic(c: float) -> LogisticRegression:
+def _fit(c: float, x: Doubles, y: NDArray[np.int_], weight: Doubles | None = None) -> LogisticRegression:
+    """A logistic regression; where there is one outcome only (an easy memory: always the first), that outcome's odds."""
     warnings.filterwarnings("ignore", message="lbfgs failed to converge", module="sklearn")
-    return LogisticRegression(C=c, max_iter=200)
+    model = LogisticRegression(C=c, max_iter=200)
+    if len(np.unique(y)) > 1:
+        return model.fit(x, y, sample_weight=weight)
+    share = (y.sum() + 0.5) / (len(y) + 1)
+    model.classes_ = np.array([0, 1])
+    model.coef_, model.intercept_ = np.zeros((1, x.shape[1])), np.array([np.log(share / (1 - share))])
+    model.n_features_in_ = x.shape[1]
+    return model
 
 
 def _is_embedding(name: str) -> bool:

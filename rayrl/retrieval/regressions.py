@@ -86,15 +86,7 @@ class Regressions:
 
 
 def fit_regressions(world: World, rewards: RewardConfig) -> Regressions:
-    """Both regressions on all rows, classes balanced; constants where there is only one outcome."""
-    is_a = world.is_a
-    found = is_a & world.right.any(1)
-    if not bool(is_a.any()) or bool(is_a.all()) or not bool(found.any()) or world.k < 2:
-        share = float(is_a.float().mean().clamp(0.01, 0.99))
-        fs, fc = world.static.shape[1], world.candidate.shape[2]
-        gate, slot = np.zeros(fs + world.k * fc + 1), np.zeros(fc + fs + world.k + 1)
-        gate[-1] = np.log(share / (1 - share))
-        return Regressions(gate, slot, rewards)
+    """Both regressions on all rows, classes balanced."""
     logistic = PlannedLogistic().fit(world, class_weight_per_row(world, CLASS_WEIGHTS))
     return Regressions(logistic.gate_weights(), logistic.slot_weights(world), rewards)
 

@@ -152,3 +152,11 @@ def test_a_task_with_group_r_has_the_column_everywhere_and_its_view_adds_it():
         mdp=MdpConfig(rewards=RewardConfig(wrong_category=-100.0)),
     )
     assert bool((dear.test.candidate[:, 0, -1] < task.test.candidate[:, 0, -1]).all())
+
+
+def test_a_memory_whose_answer_is_always_first_is_planned_for():
+    made = tiny_world([[True, False, False]] * 80 + [[False] * 3] * 80, [Kind.A] * 80 + [Kind.FAR_B] * 80)
+    made.static[:80] += 5.0
+    extended = fit_regressions(made, PRICES).extend(made)
+    assert bool((extended.candidate[:80, 0, -1] > 0).all())
+    assert bool((extended.candidate[:, 1:, -1] < 0).all()), "behind the first there is nothing to find"
