@@ -36,7 +36,7 @@ from rayrl.retrieval.compare import (
     write_json,
 )
 from rayrl.retrieval.pools import Kind
-from rayrl.retrieval.report import LABELS, render
+from rayrl.retrieval.report import LABELS, partly, render
 from rayrl.retrieval.task import Material, load_material
 
 RIVALS = (
@@ -84,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
         name = "train/crossfit"
     if not args.full and not any(o.startswith("max_folds=") for o in overrides):
         overrides += ["max_folds=1"]
+        if not any(o.startswith("purpose=") for o in overrides):
+            overrides += ["purpose='one fold per split, to see that it works'"]
         if not any(o.startswith("output=") for o in overrides):
             overrides += ["output=runs/crossfit-smoke"]
     path = find_config(name)
@@ -134,6 +136,7 @@ def build_report(config: CrossFitConfig, *, base: Path | None = None) -> dict[st
     for split in config.splits:
         if any((output / "fits").glob(f"{split}-d*.npz")):
             splits[split] = split_facts(load_results(output, split), categories, material)
+    played = len(list((output / "fits").glob("*.npz")))
     near = sum(q.domain in material.domains for q in material.questions)
     return {
         "name": config.name,
@@ -144,6 +147,7 @@ def build_report(config: CrossFitConfig, *, base: Path | None = None) -> dict[st
         "distractors": len(material.distractors),
         "distractor_source": ", ".join(config.train.task.distractors),
         "draws": config.draws,
+        "folds": {"played": played, "planned": len(config.splits) * config.draws * 2 * config.folds},
         "questions": {"near": near, "far": len(material.questions) - near},
         "splits": splits,
         "ledger": [x for x in read_ledger(Path(config.ledger)) if x["manifest_sha256"] == manifest["manifest_sha256"]],
@@ -265,6 +269,7 @@ def _read(path: Path, default: Any) -> Any:
 
 def _say(report: dict[str, Any], output: Path) -> None:
     out = console()
+    note = partly(report)
     for split, facts in report["splits"].items():
         table = Table("policy", "balanced", "95 %", "A", "near B", "far B", title=split)
         for name in LABELS:
@@ -288,6 +293,8 @@ def _say(report: dict[str, Any], output: Path) -> None:
             )
         if facts["headroom_share"] is not None:
             out.print(f"share of the threshold-to-oracle headroom: {100 * facts['headroom_share']:.0f} %")
+    if note:
+        out.print(note, markup=False)
     out.print(f"report: {output / 'report.html'}", markup=False)
 
 

@@ -87,7 +87,7 @@ class SweepConfig(Section):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``rayrl sweep``."""
-    parser.add_argument("config", help="sweep config, for example sweep/learning_rate")
+    parser.add_argument("config", help="sweep config, for example sweep/faq")
     parser.add_argument("overrides", nargs="*", help="section.key=value of the sweep config")
     parser.add_argument("--plan", action="store_true", help="list the trials and stop")
 

@@ -249,10 +249,11 @@ def _say(config: TrainConfig, result: dict[str, Any]) -> None:
     table = Table(
         "policy", "balanced", "A", "near B", "far B", "hit rate", title=f"unseen questions, {config.mdp.mode}"
     )
-    for name in ("sft", "trained"):
+    decided = "SFT + TRACE + plan" if result["plan_weight"] else "SFT + TRACE"
+    for name, label in (("sft", "SFT"), ("trained", decided)):
         s = result["unseen"][name]
         keys = ("balanced", "return_a", "return_near_b", "return_far_b", "hit_rate")
-        table.add_row(name, *("-" if s[k] is None else f"{s[k]:.2f}" for k in keys))
+        table.add_row(label, *("-" if s[k] is None else f"{s[k]:.2f}" for k in keys))
     out.print(table)
     out.print(f"run: {result['output']}" + (f"   gate: {result['gate']}" if "gate" in result else ""), markup=False)
 

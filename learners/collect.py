@@ -12,6 +12,7 @@ from collections import deque
 from typing import Protocol
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from learners.learner import RlConfig, sample_for_members
@@ -29,15 +30,15 @@ Weights = dict[str, Tensor]
 class CollectConfig(Section):
     """How rollouts are produced."""
 
-    shards: int = 2
+    shards: int = Field(2, ge=1)
     """Independent parts of each batch; must divide ``rl.questions``."""
-    staleness: int = 0
+    staleness: int = Field(0, ge=0)
     """Updates by which the acting weights lag behind; with 1 or more, rollouts and updates overlap under Ray."""
     execution: str = operational("local")
     """``local`` or ``ray``; the numbers are the same."""
-    workers: int = operational(2)
+    workers: int = operational(2, ge=1)
     """Ray rollout workers."""
-    threads: int = operational(1)
+    threads: int = operational(1, ge=1)
     """Torch threads of the learner and of each worker."""
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import orjson
 import torch
+from pydantic import Field
 
 from learners.methods import METHODS, Fitted, fit_methods
 from learners.training import TrainConfig
@@ -43,9 +44,9 @@ class CrossFitConfig(Section):
     """Hyperparameters, data, features."""
     splits: tuple[Literal["known", "unseen"], ...] = ("known", "unseen")
     """Unseen questions of known categories, of unseen categories, or both."""
-    draws: int = 5
+    draws: int = Field(5, ge=1)
     """Random memory draws; each has its own training seed."""
-    folds: int = 5
+    folds: int = Field(5, ge=2)
     """Folds per half."""
     fold_seed: int = 0
     """Of the fold manifest."""
@@ -55,11 +56,11 @@ class CrossFitConfig(Section):
     """Further methods, on the first draw only."""
     holdout_for_unseen: bool = True
     """Hide whole categories from the topic prior of training rows in the ``unseen`` split."""
-    max_folds: int = 0
+    max_folds: int = Field(0, ge=0)
     """Fit only so many folds per split (smoke runs); 0 fits all."""
     ablations: dict[str, list[str]] = operational(default_factory=dict)
     """Name to overrides of ``train`` (:mod:`learners.ablations`); played on validation folds, never on unseen ones."""
-    ablation_folds: int = operational(8)
+    ablation_folds: int = operational(8, ge=1)
     """Validation folds per ablation."""
 
     def fingerprint(self) -> str:

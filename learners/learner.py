@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from learners import advantages as adv
@@ -37,15 +38,15 @@ Estimator = Literal["trace", "return_to_go", "grpo", "rloo", "turn_credit", "see
 class SftConfig(Section):
     """Behaviour cloning of the expert."""
 
-    epochs: int = 30
+    epochs: int = Field(30, ge=0)
     """Passes over the expert's (state, action) pairs; 0 leaves the policy at its random start."""
-    learning_rate: float = 1e-3
+    learning_rate: float = Field(1e-3, gt=0)
     """Adam."""
-    weight_decay: float = 0.0
+    weight_decay: float = Field(0.0, ge=0)
     """Decoupled (AdamW)."""
-    batch: int = 256
+    batch: int = Field(256, ge=1)
     """States per step."""
-    stray_passes: int = 0
+    stray_passes: int = Field(0, ge=0)
     """Further passes in which the expert strays: it retrieves half of the time although it would not, and the states it
     gets into are labelled with what it would do there. Without them a clone has never seen a distractor on a class B
     question, and cannot know that it can be dropped (3 actions)."""
@@ -58,33 +59,33 @@ class RlConfig(Section):
     """How credit is assigned; ``seed`` reproduces the original design's defect."""
     scale: adv.Scale = "batch"
     """What trace, return_to_go and grpo divide by: ``group`` or ``batch`` (see docs/trace.md)."""
-    updates: int = 200
+    updates: int = Field(200, ge=0)
     """Gradient steps."""
-    questions: int = 128
+    questions: int = Field(128, ge=1)
     """Groups per update."""
-    group_size: int = 8
+    group_size: int = Field(8, ge=1)
     """Episodes per group: same question, same candidate order."""
-    learning_rate: float = 3e-4
+    learning_rate: float = Field(3e-4, gt=0)
     """Adam, at the first update."""
-    learning_rate_final: float | None = None
+    learning_rate_final: float | None = Field(None, ge=0)
     """At the last update, linear in between; None keeps ``learning_rate`` throughout. Going down to 0 takes the noise
     of the last gradients out of the weights, as averaging them would, but needs no second copy of them."""
-    weight_decay: float = 0.0
+    weight_decay: float = Field(0.0, ge=0)
     """Decoupled (AdamW)."""
-    gamma: float = 0.99
+    gamma: float = Field(0.99, ge=0, le=1)
     """Discount."""
-    lam: float = 0.95
+    lam: float = Field(0.95, ge=0, le=1)
     """Of the lambda-return (``trace``)."""
-    kl: float = 0.05
+    kl: float = Field(0.05, ge=0)
     """Weight of KL(reference || policy)."""
-    entropy: float = 0.0
+    entropy: float = Field(0.0, ge=0)
     """Weight of the entropy bonus at the first update."""
-    entropy_final: float | None = None
+    entropy_final: float | None = Field(None, ge=0)
     """Weight at the last update, linear in between; None keeps ``entropy`` throughout. From scratch, start high: an
     episode must stumble on the answer before retrieving looks better than giving up."""
-    clip: float = 0.2
+    clip: float = Field(0.2, gt=0)
     """Ratio clipping against the policy that acted; matters only with stale batches."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = Field(1.0, gt=0)
     """Gradient clipping."""
     class_weights: tuple[float, float, float] = CLASS_WEIGHTS
     """Share of A, near-B and far-B questions among the groups."""
@@ -95,7 +96,7 @@ class RlConfig(Section):
     dropout: bool = False
     """Keep ``policy.dropout`` on in the gradient step (never while acting). Meant against learning the training
     questions by heart; on unseen questions it brought nothing (docs/training.md)."""
-    starvation: int = 0
+    starvation: int = Field(0, ge=0)
     """Stop with the reason after this many updates in a row without any gradient; 0 never stops."""
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from learners.collect import CollectConfig, Collector, LocalCollector, ShardPlayer, Weights, check_shards, pad_history
 from learners.learner import Learner, RlConfig, SftConfig
@@ -39,13 +40,13 @@ class FoldConfig(Section):
 
     split: Literal["known", "unseen"] = "known"
     """Unseen questions of known categories, or of unseen categories."""
-    draw: int = 0
+    draw: int = Field(0, ge=0)
     """Which random split of the categories into memory halves."""
     half: Literal[0, 1] = 0
     """Which half is in memory."""
     fold: int = 0
     """Which fifth is unseen."""
-    folds: int = 5
+    folds: int = Field(5, ge=2)
     """Number of folds."""
     inside: Literal["half", "all"] = "half"
     """``half``: half of the categories are in memory, so that near-domain questions without an answer exist.
@@ -82,9 +83,9 @@ class TrainConfig(Section):
     """Policy gradient."""
     collect: CollectConfig = CollectConfig()
     """Rollouts."""
-    evaluate_every: int = operational(25)
+    evaluate_every: int = operational(25, ge=0)
     """Updates between evaluations on the training memory's own rows (never on unseen questions)."""
-    checkpoint_every: int = operational(50)
+    checkpoint_every: int = operational(50, ge=0)
     """Updates between checkpoints; 0 writes only the last."""
     tracking: TrackingConfig = TrackingConfig()
     """Metrics."""

@@ -198,7 +198,7 @@ def _unscaled(model: LogisticRegression, scale: _Scale) -> Doubles:
 
 
 def _fit(c: float, x: Doubles, y: NDArray[np.int_], weight: Doubles | None = None) -> LogisticRegression:
-    """A logistic regression; where there is one outcome only (an easy memory: always the first), that outcome's odds."""
+    """A logistic regression; where there is but one outcome (an easy memory: always the first), its odds."""
     warnings.filterwarnings("ignore", message="lbfgs failed to converge", module="sklearn")
     model = LogisticRegression(C=c, max_iter=200)
     if len(np.unique(y)) > 1:

@@ -36,8 +36,10 @@ from rayrl.retrieval.regressions import Regressions
 from rayrl.retrieval.serving import SERVED_GROUPS, QuestionFeatures, Walk, can_walk
 from rayrl.retrieval.task import Material, TaskConfig, View
 from rayrl.retrieval.world import World
+from rayrl.schemas import sha256_hex
 
 SCHEMA = "rayrl-retrieval-gate-v1"
+FILES = ("gate.safetensors", "memories.jsonl", "prior.jsonl")
 GateMode = Literal["off", "shadow", "enforce"]
 
 
@@ -105,6 +107,7 @@ def export_gate(
     (temporary / "prior.jsonl").write_bytes(b"".join(orjson.dumps({"id": i}) + b"\n" for i in prior_ids))
     meta = {
         "schema": SCHEMA,
+        "files": {name: sha256_hex((temporary / name).read_bytes()) for name in FILES},
         "encoder": config.encoder,
         "encoder_identity": material.encoder.identity(),
         "check_encoder": config.check_encoder if material.check_encoder is not None else "",
@@ -143,6 +146,9 @@ class RetrievalGate:
             ) from None
         if meta.get("schema") != SCHEMA:
             raise DataError(f"{folder}: schema {meta.get('schema')!r}, expected {SCHEMA!r}")
+        for name, expected in meta.get("files", {}).items():
+            if not (folder / name).is_file() or sha256_hex((folder / name).read_bytes()) != expected:
+                raise DataError(f"{folder / name} is missing or damaged; copy the gate again, or train it again")
         self.meta: dict[str, Any] = meta
         self.encoder = encoder or make_encoder(meta["encoder"], cached=False)
         _same_encoder(folder, meta["encoder_identity"], self.encoder)

@@ -15,6 +15,7 @@ import hashlib
 import math
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from rayrl.config import Section
@@ -24,18 +25,18 @@ from rayrl.schemas import Frozen
 class PolicyConfig(Section):
     """Shape of the network."""
 
-    width: int = 32
+    width: int = Field(32, ge=1)
     """Hidden units per layer; the original "about 2k parameters" is 5 with the 386-dimensional state."""
-    layers: int = 3
+    layers: int = Field(3, ge=2)
     """Linear layers, the head included (at least 2)."""
-    dropout: float = 0.0
+    dropout: float = Field(0.0, ge=0, lt=1)
     """On the hidden layers, in supervised fine-tuning; in the policy gradient only with ``rl.dropout``."""
-    members: int = 1
+    members: int = Field(1, ge=1)
     """Networks in the ensemble; their probabilities are averaged in evaluation and service."""
     skip: bool = False
     """Add a linear map from the inputs straight to the logits, so that what is linear need not be learned by the hidden
     layers."""
-    plan_weight: float = 0.0
+    plan_weight: float = Field(0.0, ge=0)
     """When an action is chosen, add this times what planned regressions expect retrieving to gain to the log-odds of
     retrieving (feature group R; 2 actions, observable). 0 leaves the decision to the network."""
 

@@ -30,6 +30,17 @@ LABELS = {
 SPLITS = {"known": "(a) unseen questions of known categories", "unseen": "(b) unseen categories"}
 
 
+def partly(report: dict[str, Any]) -> str:
+    """What to say where only some of the planned folds were played; empty otherwise."""
+    folds = report.get("folds", {"played": 0, "planned": 0})
+    if folds["played"] >= folds["planned"]:
+        return ""
+    return (
+        f"Only {folds['played']} of {folds['planned']} folds were played: this shows that it works. Its figures and "
+        "intervals are about few questions and one or few memories; --full plays all."
+    )
+
+
 def render(report: dict[str, Any]) -> str:
     """The page."""
     body = [
@@ -42,6 +53,8 @@ def render(report: dict[str, Any]) -> str:
             "lede",
         ),
     ]
+    if partly(report):
+        body.append(paragraph(partly(report), "lede"))
     for split, facts in report["splits"].items():
         body.append(_split(split, facts))
     body += [

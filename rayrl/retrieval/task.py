@@ -14,11 +14,13 @@ from typing import Literal
 
 import numpy as np
 import torch
+from pydantic import Field, field_validator
 
 from rayrl.config import Section, operational
 from rayrl.errors import DataError
 from rayrl.retrieval.encoders import Encoder, make_encoder
 from rayrl.retrieval.features import (
+    GROUPS,
     Features,
     TextCheck,
     TopicPrior,
@@ -58,14 +60,27 @@ class TaskConfig(Section):
     prior_holdout: Literal["question", "category"] = "question"
     """What the topic prior hides from a training row: its own question, or all past questions of its category. Set
     ``category`` where service will meet categories nobody has asked about yet."""
-    embedding_dims: int = 0
+    embedding_dims: int = Field(0, ge=0)
     """Principal directions of group E; 0 keeps the whole embedding."""
-    k: int = 5
+    k: int = Field(5, ge=1)
     """Candidates in the queue: at most this many retrievals."""
-    random_memories: int = 6
+    random_memories: int = Field(6, ge=0)
     """Extra random memories to train on."""
     cache: Path | None = operational(None)
     """Folder of the embedding cache; None is the user's cache folder."""
+
+    @field_validator("far", "check_encoder", mode="before")
+    @classmethod
+    def _nothing_is_empty(cls, value: object) -> object:
+        return "" if value is None else value
+
+    @field_validator("groups")
+    @classmethod
+    def _known_groups(cls, value: str) -> str:
+        unknown = "".join(sorted(set(value) - set(GROUPS)))
+        if unknown or not value:
+            raise ValueError(f"unknown feature groups {unknown!r}; letters out of {GROUPS}")
+        return value
 
 
 @dataclass(frozen=True)

