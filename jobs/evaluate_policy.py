@@ -84,10 +84,10 @@ def run(args: argparse.Namespace) -> int:
         name = "train/crossfit"
     if not args.full and not any(o.startswith("max_folds=") for o in overrides):
         overrides += ["max_folds=1"]
-        if not any(o.startswith("purpose=") for o in overrides):
-            overrides += ["purpose='one fold per split, to see that it works'"]
         if not any(o.startswith("output=") for o in overrides):
             overrides += ["output=runs/crossfit-smoke"]
+    if not args.full and not any(o.startswith("purpose=") for o in overrides):
+        overrides += ["purpose='a few folds, to see that it works'"]
     path = find_config(name)
     config = load_config(path, CrossFitConfig, overrides)
     say = _silent if args.json else _stderr
@@ -187,6 +187,7 @@ def split_facts(results: Results, categories: list[str], material: Material) -> 
         share = (methods[ours]["balanced"] - threshold["balanced"]) / (oracle - threshold["balanced"])
     duplicates = near_duplicates(material)
     return {
+        "policy": ours,
         "methods": methods,
         "comparisons": comparisons,
         "headroom_share": share,
@@ -269,7 +270,6 @@ def _read(path: Path, default: Any) -> Any:
 
 def _say(report: dict[str, Any], output: Path) -> None:
     out = console()
-    note = partly(report)
     for split, facts in report["splits"].items():
         table = Table("policy", "balanced", "95 %", "A", "near B", "far B", title=split)
         for name in LABELS:
@@ -293,7 +293,7 @@ def _say(report: dict[str, Any], output: Path) -> None:
             )
         if facts["headroom_share"] is not None:
             out.print(f"share of the threshold-to-oracle headroom: {100 * facts['headroom_share']:.0f} %")
-    if note:
+    if note := partly(report):
         out.print(note, markup=False)
     out.print(f"report: {output / 'report.html'}", markup=False)
 

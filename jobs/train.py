@@ -29,6 +29,7 @@ from rayrl.config import find_config, load_config
 from rayrl.errors import RunConflictError
 from rayrl.retrieval.gate import export_gate
 from rayrl.retrieval.oracle import oracle_returns
+from rayrl.retrieval.report import LABELS
 from rayrl.retrieval.score import Score, balanced_return, detect_collapse
 from rayrl.tracking import Tracker, stable_run_id
 
@@ -249,8 +250,8 @@ def _say(config: TrainConfig, result: dict[str, Any]) -> None:
     table = Table(
         "policy", "balanced", "A", "near B", "far B", "hit rate", title=f"unseen questions, {config.mdp.mode}"
     )
-    decided = "SFT + TRACE + plan" if result["plan_weight"] else "SFT + TRACE"
-    for name, label in (("sft", "SFT"), ("trained", decided)):
+    decided = LABELS["trace_plan" if result["plan_weight"] else "sft_trace"]
+    for name, label in (("sft", LABELS["sft"]), ("trained", decided)):
         s = result["unseen"][name]
         keys = ("balanced", "return_a", "return_near_b", "return_far_b", "hit_rate")
         table.add_row(label, *("-" if s[k] is None else f"{s[k]:.2f}" for k in keys))

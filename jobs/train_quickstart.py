@@ -28,11 +28,12 @@ from rayrl.retrieval.oracle import oracle_returns
 from rayrl.retrieval.plans import all_plans, play_plans
 from rayrl.retrieval.pools import Kind
 from rayrl.retrieval.regressions import without_gain
+from rayrl.retrieval.report import LABELS
 from rayrl.retrieval.score import balanced_return, score
 from rayrl.retrieval.world import class_weight_per_row
 
 CONFIG = "train/quickstart"
-TRAINED = "SFT + TRACE + plan"
+TRAINED = LABELS["trace_plan"]
 """The policy as it decides in service."""
 COLUMNS = ("balanced", "return_a", "return_near_b", "return_far_b", "hit_rate", "retrieval_rate_near_b")
 
@@ -74,7 +75,7 @@ def quickstart_training(out_dir: Path, *, seconds_budget: float = 30.0) -> dict[
 
     with contextlib.suppress(_OutOfTimeError):
         train(learner, LocalCollector(run.player, config.collect.staleness), on_update=on_update)
-    outcomes["SFT + TRACE"] = play(learner.policy, world, mdp)
+    outcomes[LABELS["sft_trace"]] = play(learner.policy, world, mdp)
     outcomes[TRAINED] = play(learner.policy, world, mdp, plan_weight=None)
     oracle = oracle_returns(world, mdp)
     units = {name: _units(o.returns, world.kind) for name, o in outcomes.items()}

@@ -9,7 +9,7 @@ things happen and never what happens.
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from pydantic import Field
@@ -34,7 +34,7 @@ class CollectConfig(Section):
     """Independent parts of each batch; must divide ``rl.questions``."""
     staleness: int = Field(0, ge=0)
     """Updates by which the acting weights lag behind; with 1 or more, rollouts and updates overlap under Ray."""
-    execution: str = operational("local")
+    execution: Literal["local", "ray"] = operational("local")
     """``local`` or ``ray``; the numbers are the same."""
     workers: int = operational(2, ge=1)
     """Ray rollout workers."""
@@ -68,13 +68,11 @@ def check_shards(rl: RlConfig, collect: CollectConfig) -> None:
     Raises:
         ConfigError: names both keys.
     """
-    if collect.shards < 1 or rl.questions % collect.shards:
+    if rl.questions % collect.shards:
         raise ConfigError(
             f"collect.shards={collect.shards} must divide rl.questions={rl.questions}; "
-            f"try rl.questions={max(1, rl.questions // max(collect.shards, 1)) * max(collect.shards, 1)}"
+            f"try rl.questions={max(1, rl.questions // collect.shards) * collect.shards}"
         )
-    if collect.execution not in ("local", "ray"):
-        raise ConfigError(f"collect.execution={collect.execution!r} must be local or ray")
 
 
 class ShardPlayer:

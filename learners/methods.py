@@ -16,7 +16,7 @@ from torch import Tensor
 from learners.collect import LocalCollector
 from learners.exact import fit_exact
 from learners.learner import Learner
-from learners.training import TrainConfig, inner_fold, make_learner, run_sft, train, train_locally
+from learners.training import TrainConfig, inner_fold, make_learner, run_sft, train
 from rayrl.retrieval import baselines as base
 from rayrl.retrieval.folds import Fold
 from rayrl.retrieval.mdp import MdpConfig, Outcome, RetrievalEnv
@@ -169,11 +169,6 @@ def fit_sft_only(config: TrainConfig, world: World) -> Learner:
     learner, _ = make_learner(config, world)
     run_sft(learner, config)
     return learner
-
-
-def fit_full(config: TrainConfig, world: World) -> Learner:
-    """Both phases."""
-    return train_locally(config, world)[0]
 
 
 def play(

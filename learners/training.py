@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from learners.collect import CollectConfig, Collector, LocalCollector, ShardPlayer, Weights, check_shards, pad_history
+from learners.collect import CollectConfig, Collector, ShardPlayer, Weights, check_shards, pad_history
 from learners.learner import Learner, RlConfig, SftConfig
 from rayrl.config import Section, operational
 from rayrl.errors import ConfigError
@@ -234,14 +234,6 @@ def train(
         collector.publish(weights[-1])
         if on_update is not None:
             on_update(learner.state.updates, metrics, weights)
-
-
-def train_locally(config: TrainConfig, world: World) -> tuple[Learner, dict[str, float]]:
-    """Both phases in this process, without files; returns the learner and the SFT metrics."""
-    learner, player = make_learner(config, world)
-    metrics = run_sft(learner, config)
-    train(learner, LocalCollector(player, config.collect.staleness), staleness=config.collect.staleness)
-    return learner, metrics
 
 
 def evaluate(

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 import orjson
 import torch
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load, save_file
 
 from rayrl.errors import DataError, RunConflictError
 from rayrl.retrieval.encoders import Encoder, make_encoder
@@ -38,7 +38,7 @@ from rayrl.retrieval.task import Material, TaskConfig, View
 from rayrl.retrieval.world import World
 from rayrl.schemas import sha256_hex
 
-SCHEMA = "rayrl-retrieval-gate-v1"
+SCHEMA = "rayrl-retrieval-gate-v2"
 FILES = ("gate.safetensors", "memories.jsonl", "prior.jsonl")
 GateMode = Literal["off", "shadow", "enforce"]
 
@@ -145,10 +145,8 @@ class RetrievalGate:
                 f"{folder} is no gate (gate.json is missing or damaged); `rayrl train` writes one"
             ) from None
         if meta.get("schema") != SCHEMA:
-            raise DataError(f"{folder}: schema {meta.get('schema')!r}, expected {SCHEMA!r}")
-        for name, expected in meta.get("files", {}).items():
-            if not (folder / name).is_file() or sha256_hex((folder / name).read_bytes()) != expected:
-                raise DataError(f"{folder / name} is missing or damaged; copy the gate again, or train it again")
+            raise DataError(f"{folder}: schema {meta.get('schema')!r}, expected {SCHEMA!r}; train it again")
+        files = {name: _intact(folder / name, meta["files"].get(name)) for name in FILES}
         self.meta: dict[str, Any] = meta
         self.encoder = encoder or make_encoder(meta["encoder"], cached=False)
         _same_encoder(folder, meta["encoder_identity"], self.encoder)
@@ -158,7 +156,7 @@ class RetrievalGate:
             _same_encoder(folder, meta["check_identity"], self.check_encoder)
         self._encoders = ThreadPoolExecutor(1, "gate-encoder") if self.check_encoder is not None else None
         # column by column: a product with one vector then reads memory in order, twice as fast when the cache is cold
-        arrays = {k: np.asfortranarray(v) for k, v in load_file(folder / "gate.safetensors").items()}
+        arrays = {k: np.asfortranarray(v) for k, v in load(files["gate.safetensors"]).items()}
         self._mdp = MdpConfig.model_validate(meta["mdp"])
         self._policy = RetrievalPolicy(PolicySpec.model_validate(meta["policy"])).eval()
         self._policy.load_state_dict(
@@ -175,7 +173,7 @@ class RetrievalGate:
         self.index = build_index(memories, self.encoder, arrays["memory/vectors"], known)
         self._prior = None
         if "prior/vectors" in arrays:
-            ids = tuple(orjson.loads(line)["id"] for line in (folder / "prior.jsonl").read_bytes().splitlines())
+            ids = tuple(orjson.loads(line)["id"] for line in files["prior.jsonl"].splitlines())
             self._prior = TopicPrior(arrays["prior/vectors"], arrays["prior/inside"].astype(bool), ids)
         self._basis: Floats | None = arrays.get("basis")
         self._check = None
@@ -319,6 +317,16 @@ class RetrievalGate:
     def _found(self, row: int, cosine: float) -> Found:
         memory = self.index.memories[row]
         return Found(memory.id, memory.text, cosine, memory.category)
+
+
+def _intact(path: Path, expected: str | None) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError:
+        data = b""
+    if sha256_hex(data) != expected:
+        raise DataError(f"{path} is missing or damaged; copy the gate again, or train it again")
+    return data
 
 
 def _same_encoder(folder: Path, stored: dict[str, Any], encoder: Encoder) -> None:

@@ -32,7 +32,7 @@ SPLITS = {"known": "(a) unseen questions of known categories", "unseen": "(b) un
 
 def partly(report: dict[str, Any]) -> str:
     """What to say where only some of the planned folds were played; empty otherwise."""
-    folds = report.get("folds", {"played": 0, "planned": 0})
+    folds = report["folds"]
     if folds["played"] >= folds["planned"]:
         return ""
     return (
@@ -53,8 +53,8 @@ def render(report: dict[str, Any]) -> str:
             "lede",
         ),
     ]
-    if partly(report):
-        body.append(paragraph(partly(report), "lede"))
+    if note := partly(report):
+        body.append(paragraph(note, "lede"))
     for split, facts in report["splits"].items():
         body.append(_split(split, facts))
     body += [
@@ -68,7 +68,7 @@ def render(report: dict[str, Any]) -> str:
 
 def _split(split: str, facts: dict[str, Any]) -> str:
     methods: dict[str, Any] = facts["methods"]
-    ours = next((m for m in ("trace_plan", "sft_trace") if m in methods), "sft")
+    ours: str = facts["policy"]
     ordered = [m for m in LABELS if m in methods]
     whiskers = [
         Whisker(LABELS[m], methods[m]["balanced"], *methods[m].get("balanced_interval", (None, None))) for m in ordered

@@ -240,7 +240,7 @@ def build_task(
     fold: Fold,
     *,
     seed: int,
-    mdp: MdpConfig = MdpConfig(),  # noqa: B008 (immutable)
+    mdp: MdpConfig,
     wide_test: bool = False,
 ) -> Task:
     """Worlds of one fold; the random memories depend on ``seed`` and the fold alone.

@@ -133,8 +133,8 @@ def test_a_task_with_group_r_has_the_column_everywhere_and_its_view_adds_it():
         test=(*tuple(f"q{i}" for i in range(24, 30)), "x8", "x9"),
     )
     config = TaskConfig(groups="SLC", far="", distractors=(), random_memories=2)
-    plain = build_task(stuff, config, fold, seed=0)
-    task = build_task(stuff, config.model_copy(update={"groups": "SLCR"}), fold, seed=0)
+    plain = build_task(stuff, config, fold, seed=0, mdp=MdpConfig())
+    task = build_task(stuff, config.model_copy(update={"groups": "SLCR"}), fold, seed=0, mdp=MdpConfig())
     assert task.view.regressions is not None
     for with_r, without in (
         (task.train, plain.train),

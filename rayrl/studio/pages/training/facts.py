@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrl.errors import DataError
+from rayrl.retrieval.report import LABELS
 from rayrl.schemas import JsonDict
 from rayrl.studio.context import Context
 from rayrl.studio.pages.background import BACKGROUND
@@ -18,7 +19,7 @@ from rayrl.studio.pages.runs.facts import held_locks, runs_root
 QUICK = "quickstart_training.json"
 POINTS = 500
 CLASSES = ("a", "near_b", "far_b")
-TRAINED = ("SFT + TRACE + plan", "SFT + TRACE")
+TRAINED = (LABELS["trace_plan"], LABELS["sft_trace"])
 """What the trained policy is called, deciding with the planned regressions or alone."""
 
 
@@ -117,10 +118,10 @@ def unseen_table(path: Path) -> JsonDict | None:
     trained = TRAINED[0] if result.get("plan_weight") else TRAINED[1]
     rows = [
         {"policy": name, **unseen[key], "rate": _rate(unseen[key]), "trained": key == "trained"}
-        for name, key in (("SFT", "sft"), (trained, "trained"))
+        for name, key in ((LABELS["sft"], "sft"), (trained, "trained"))
     ]
     if unseen.get("oracle_balanced") is not None:  # older trainings kept only its mean, which weighs otherwise
-        oracle = {"policy": "oracle", "balanced": unseen["oracle_balanced"]}
+        oracle = {"policy": LABELS["oracle"], "balanced": unseen["oracle_balanced"], "trained": False}
         rows.append({**oracle, "rate": _rate(oracle)})
     return {"rows": rows, "differences": [], "n": unseen["trained"]["n"], "note": None}
 
